@@ -1,0 +1,1 @@
+"""The hot path: transports that keep a raw log, and the driver that keeps the schedule."""
