@@ -22,7 +22,8 @@ import msgspec
 
 from hicache_bench.errors import StoreError
 from hicache_bench.records import Attempt, Exchange, Folded, WireRequest
-from hicache_bench.store.writer import PartWriter
+from hicache_bench.store.schema import MetricRow
+from hicache_bench.store.writer import MetricsWriter, PartWriter
 from hicache_bench.wire.fold import fold
 
 BATCH_ITEMS = 256
@@ -32,6 +33,7 @@ MAX_AGE_NS = 2_000_000_000
 """Rows reach the disk at most this long after their request has ended."""
 
 Item = tuple[Attempt, WireRequest, Exchange]
+Batch = list[Item | list[MetricRow]]
 
 
 @dataclass(slots=True)
@@ -89,13 +91,13 @@ class Recorder:
     recorder process has failed (disk full, killed).
     """
 
-    def __init__(self, requests_dir: Path) -> None:
+    def __init__(self, run_dir: Path) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, child = context.Pipe()
-        self._process = context.Process(target=_child_main, args=(child, str(requests_dir)), daemon=True)
+        self._process = context.Process(target=_child_main, args=(child, str(run_dir)), daemon=True)
         self._process.start()
         child.close()
-        self._queue: deque[Item] = deque()
+        self._queue: deque[Item | list[MetricRow]] = deque()
         self._queued_bytes = 0
         self.max_backlog_bytes = 0
         self._wake = threading.Event()
@@ -114,11 +116,15 @@ class Recorder:
             raise StoreError(self._error or f"the recorder process did not start within {timeout_s:.0f} s")
 
     def put(self, row: Attempt, request: WireRequest, exchange: Exchange) -> None:
-        self._queued_bytes += sum(len(data) for _, data in exchange.reads)
+        self._queued_bytes += _raw_bytes((row, request, exchange))
         self.max_backlog_bytes = max(self.max_backlog_bytes, self._queued_bytes)
         self._queue.append((row, request, exchange))
         if len(self._queue) >= BATCH_ITEMS:
             self._wake.set()
+
+    def put_metrics(self, rows: list[MetricRow]) -> None:
+        """One scrape; written by the recorder process, too, since fsync blocks."""
+        self._queue.append(rows)
 
     def check(self) -> None:
         if self._error is not None:
@@ -147,7 +153,7 @@ class Recorder:
                 while self._queue:
                     batch = [self._queue.popleft() for _ in range(min(BATCH_ITEMS, len(self._queue)))]
                     self._connection.send_bytes(pickle.dumps(batch, protocol=pickle.HIGHEST_PROTOCOL))
-                    self._queued_bytes -= sum(len(data) for item in batch for _, data in item[2].reads)
+                    self._queued_bytes -= sum(_raw_bytes(item) for item in batch)
                 if closing:
                     self._connection.send_bytes(b"")
                     return
@@ -175,21 +181,25 @@ class Recorder:
             self._ready.set()
 
 
-def _child_main(connection: Connection, requests_dir: str) -> None:
+def _raw_bytes(item: Item | list[MetricRow]) -> int:
+    return sum(len(data) for _, data in item[2].reads) if isinstance(item, tuple) else 0
+
+
+def _child_main(connection: Connection, run_dir: str) -> None:
     # Ctrl-C reaches the whole process group; the client decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    writer = PartWriter(Path(requests_dir), max_age_ns=MAX_AGE_NS)
     try:
+        writer, metrics = PartWriter(Path(run_dir), max_age_ns=MAX_AGE_NS), MetricsWriter(Path(run_dir))
         _reply(connection, ("ready", None))
-        _child_loop(connection, writer)
+        _child_loop(connection, writer, metrics)
     except StoreError as error:
         _reply(connection, ("error", str(error)))
     except Exception as error:  # the parent must learn of a bug here, too
         _reply(connection, ("error", f"the recorder failed: {type(error).__name__}: {error}"))
 
 
-def _child_loop(connection: Connection, writer: PartWriter) -> None:
+def _child_loop(connection: Connection, writer: PartWriter, metrics: MetricsWriter) -> None:
     progress, told = Progress(), 0.0
     alive = True
     while alive:
@@ -199,16 +209,21 @@ def _child_loop(connection: Connection, writer: PartWriter) -> None:
             except (EOFError, OSError):  # the client was killed: keep what it gave us
                 break
             alive = frame != b""
-            items: list[Item] = pickle.loads(frame) if frame else []
-            rows = [complete(*item) for item in items]
+            batch: Batch = pickle.loads(frame) if frame else []
+            rows = [complete(*item) for item in batch if isinstance(item, tuple)]
             for row in rows:
                 progress.add(row)
             writer.add(rows)
-        writer.flush_if_due()
+            for item in batch:
+                if isinstance(item, list):
+                    metrics.add(item)
+        writer.flush_due()
+        metrics.flush_due()
         if time.monotonic() - told >= PROGRESS_S:
             _reply(connection, ("progress", progress))
             told = time.monotonic()
     writer.close()
+    metrics.close()
     _reply(connection, ("done", progress))
 
 

@@ -1,0 +1,1 @@
+"""Edge to one SGLang server: addresses, keys, administrative calls, configuration capture, metrics."""

@@ -1,0 +1,448 @@
+"""One run: capture, plan, reset, prime, warm up, measure, settle, and a run directory that tells it all."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import platform
+import secrets
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from hicache_bench import __version__
+from hicache_bench.analysis.tiers import Check, reconcile
+from hicache_bench.clock import NS_PER_S, ClockAnchor, now_ns
+from hicache_bench.errors import BenchError, MeasureError, UsageError
+from hicache_bench.load.driver import Counts, Driver, DriveResult
+from hicache_bench.load.health import LoopWatch
+from hicache_bench.load.limits import ensure_descriptors
+from hicache_bench.load.requests import RequestBuilder, RequestOptions
+from hicache_bench.phases import Lab, ResetResult, prime, reset
+from hicache_bench.recording import Progress, Recorder
+from hicache_bench.records import ClosedLoop, OpenLoop, Plan, Prompt, Segment, ServerInfo, Session, Stop, Turn
+from hicache_bench.sglang.admin import Admin
+from hicache_bench.sglang.capture import capture_server
+from hicache_bench.sglang.scrape import Sample
+from hicache_bench.sglang.scraper import Scraper, SettleResult, settle
+from hicache_bench.store.reader import read_attempts
+from hicache_bench.store.rundir import RunDir
+from hicache_bench.store.schema import MetricRow
+from hicache_bench.target import ENGINE, Target, english_space
+from hicache_bench.workload.footprint import Footprint, footprint
+from hicache_bench.workload.plan import Capacity, build_plan, prime_prompts
+from hicache_bench.workload.spec import WorkloadSpec, dump_spec
+from hicache_bench.workload.tokens import TokenSpace, check_unique
+
+PROGRESS_S = 0.5
+WARMUP_OUTPUT_TOKENS = 4
+
+
+class Observer(Protocol):
+    """Who watches a run: the terminal, or nobody."""
+
+    def note(self, text: str) -> None: ...
+
+    def phase(self, name: str) -> None: ...
+
+    def tick(self, counts: Counts, progress: Progress, elapsed_ns: int, plan: Plan) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What a run is asked to do beyond its workload. `nonce` None: a new one, so no prompt repeats."""
+
+    results: Path
+    argv: Sequence[str] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    nonce: str | None = None
+    reset: bool = True
+    prime: bool = True
+    slo: str | None = None
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Interrupt:
+    """Passes Ctrl-C on to whatever is running: once drains, twice stops."""
+
+    driver: Driver | None = None
+    requested: bool = False
+
+    def signal(self) -> None:
+        self.requested = True
+        if self.driver is not None:
+            self.driver.interrupt()
+
+
+def capacity_of(info: ServerInfo) -> Capacity:
+    """The sizes a plan needs of a server."""
+    return Capacity(info.device_tokens, info.host_tokens, info.max_request_tokens)
+
+
+async def look(target: Target, admin: Admin) -> ServerInfo:
+    """The server's configuration, with one scrape of its own metrics page where there is one."""
+    scraper = Scraper(admin.session, target.sources()[:1], NS_PER_S, _ignore, _ignore)
+    return await capture_server(admin, await scraper.scrape_one(scraper.sources[0]))
+
+
+def _ignore(*_: object) -> None:
+    """A sink for samples and warnings that nobody needs."""
+
+
+async def token_space(spec: WorkloadSpec, target: Target, admin: Admin, nonce: str) -> TokenSpace:
+    """The content of prompts as the workload asks: English in the server's tokens, or random ids."""
+    if spec.prompts.source == "random_ids" and spec.prompts.vocab is not None:
+        low, high = spec.prompts.vocab
+        return TokenSpace.random_ids(low, high, nonce)
+    return await english_space(target, admin, nonce)
+
+
+@dataclass(slots=True)
+class Run:
+    """One run under way: everything its phases share."""
+
+    spec: WorkloadSpec
+    spec_path: Path
+    target: Target
+    options: RunOptions
+    observer: Observer
+    interrupt: Interrupt
+    rundir: RunDir
+    meta: dict[str, Any]
+    nonce: str
+    info: ServerInfo
+    plan: Plan
+    recorder: Recorder
+    scraper: Scraper
+    warnings: list[dict[str, str]] = field(default_factory=list)
+
+    def warn(self, code: str, text: str, advice: str = "") -> None:
+        self.warnings.append({"code": code, "text": text, "advice": advice})
+        self.observer.note(f"warning: {text}" + (f" ({advice})" if advice else ""))
+
+    def save(self, **fields: Any) -> None:
+        """Rewrite run.json: it is true at every moment, so a killed run can be read."""
+        self.meta.update(fields, warnings=self.warnings)
+        self.rundir.write_json("run.json", self.meta)
+
+
+async def run(spec: WorkloadSpec, spec_path: Path, target: Target, options: RunOptions, observer: Observer,
+              interrupt: Interrupt) -> Path:
+    """Measure once; returns the run directory. Raises BenchError after sealing what there is."""
+    if options.nonce is not None:
+        nonce = options.nonce
+    else:
+        nonce = "reuse" if spec.prompts.reuse else secrets.token_hex(4)
+    async with target.connect() as admin:
+        observer.phase("capture")
+        info = await look(target, admin)
+        _describe(info, observer)
+        space = await token_space(spec, target, admin, nonce)
+        plan = build_plan(spec, base_dir=spec_path.parent, page_size=info.page_size or 1,
+                          capacity=capacity_of(info))
+        unique = check_unique(space, plan, info.page_size or 1)
+        print_ = footprint(plan, info.page_size or 1)
+        observer.note(f"plan {plan.digest}: {plan.n_requests:,} requests in {len(plan.sessions):,} sessions, "
+                      f"{unique:,} unique prompts checked")
+        ensure_descriptors(_connections(plan))
+        rundir = RunDir.create(options.results, spec.name)
+        # Everything from here on leaves a readable run directory, whatever happens.
+        recorder = Recorder(rundir.path)
+        scraper = Scraper(admin.session, target.sources(), target.metrics_interval_ns,
+                          _metrics_sink(recorder), lambda text: observer.note(f"warning: {text}"))
+        this = Run(spec, spec_path, target, options, observer, interrupt, rundir,
+                   _meta(spec, plan, options, info, nonce, target), nonce, info, plan, recorder, scraper)
+        this.save()
+        rundir.write_text("workload.toml", spec_path.read_text(encoding="utf-8"))
+        rundir.write_json("plan.json", _plan_json(spec, plan, print_, unique))
+        rundir.write_json("server.json", msgspec.to_builtins(dataclasses.asdict(info)))
+        try:
+            await _phases(this, admin, space)
+        except BaseException as error:
+            this.save(status="aborted" if isinstance(error, asyncio.CancelledError) else "failed",
+                      error=f"{type(error).__name__}: {error}", ended_wall_ns=time.time_ns())
+            await asyncio.to_thread(_close_quietly, recorder)
+            raise
+    return rundir.path
+
+
+async def _phases(this: Run, admin: Admin, space: TokenSpace) -> None:
+    options = _request_options(this)
+    builder = RequestBuilder(space, options)
+    transport = this.target.transport()
+    await asyncio.to_thread(this.recorder.wait_ready)
+    await transport.open()
+    try:
+        before = (await this.scraper.scrape_all()).get(ENGINE)
+        if before is None:
+            this.warn("no_metrics", "the server gives no /metrics: tiers cannot be reconciled, settling is blind",
+                      "start SGLang with --enable-metrics")
+        lab = Lab(admin, transport, builder, this.recorder.put, this.info, this.nonce,
+                  this.rundir.append_event, lambda: _settle(this))
+        start_state = await _prepare(this, lab)
+        result = await _measure(this, transport, builder, start_state)
+        this.observer.phase("settle")
+        await _settle(this)
+        after = (await this.scraper.scrape_all()).get(ENGINE)
+        try:
+            this.rundir.write_json("server_after.json",
+                                   msgspec.to_builtins(dataclasses.asdict(await look(this.target, admin))))
+        except BenchError as error:
+            this.warn("server_after", f"the server could not be captured after the run: {error}")
+    finally:
+        await transport.close()
+    progress = await asyncio.to_thread(this.recorder.close)
+    _finish(this, result, progress, before, after)
+
+
+async def _prepare(this: Run, lab: Lab) -> str:
+    """Reset, prime, warm up; returns the start state."""
+    spec, found = this.spec, ResetResult(None, None, None, 0, "not asked for")
+    if this.options.reset and (spec.reset.device_host or spec.reset.storage):
+        this.observer.phase("reset")
+        try:
+            found = await reset(lab, flush=True, clear_storage=_clears_storage(this))
+        except MeasureError as error:
+            if spec.reset.on_failure == "error":
+                raise MeasureError(f"reset failed: {error}; set reset.on_failure = \"warn\" or use --no-reset "
+                                   "to measure the cache as found") from error
+            this.warn("reset_failed", f"reset failed: {error}", "the cache is as found")
+        if found.verified is not True:
+            this.warn("reset_unverified", f"the reset is not proven: {found.reason}")
+    state = found.state
+    primed: dict[str, int] | None = None
+    if this.options.prime and spec.prime.enabled and (prompts := prime_prompts(this.plan, spec)):
+        this.observer.phase("prime")
+        primed = await prime(lab, prompts, spec.prime.max_attempts)
+        if primed["resident"] < primed["prompts"]:
+            this.warn("prime", f"{primed['resident']} of {primed['prompts']} prefixes were resident after priming")
+        state = f"primed_{state}"
+    this.save(start_state=state, reset=dataclasses.asdict(found), prime=primed)
+    if spec.warmup.requests:
+        this.observer.phase("warm-up")
+        await _warmup(this, lab)
+    if primed is not None or spec.warmup.requests:
+        await _settle(this)
+    this.observer.note(f"start state: {state}")
+    return state
+
+
+def _clears_storage(this: Run) -> bool:
+    return this.spec.reset.storage and this.info.storage_backend is not None
+
+
+async def _warmup(this: Run, lab: Lab) -> None:
+    """Requests of their own content: they warm the server's kernels, never the measured prompts' cache."""
+    lengths = [turn.prompt_tokens or 64 for session in this.plan.sessions[:64] for turn in session.turns] or [64]
+    length = max(2, sorted(lengths)[len(lengths) // 2])
+    sessions = tuple(
+        Session(i, "-", "warmup", (Turn(_fresh(f"warmup/{i}", length), WARMUP_OUTPUT_TOKENS, prompt_tokens=length),))
+        for i in range(this.spec.warmup.requests)
+    )
+    concurrency = this.plan.loop.concurrency if isinstance(this.plan.loop, ClosedLoop) else 8
+    import numpy as np
+
+    plan = Plan("warmup", this.plan.seed, sessions, np.zeros(len(sessions), dtype=np.int64),
+                ClosedLoop(min(concurrency, len(sessions))), Stop(), "")
+    await Driver(lab.transport, lab.builder, lab.sink, phase="warmup", rid_prefix=this.nonce).run(plan)
+
+
+def _fresh(key: str, tokens: int) -> Prompt:
+    return Prompt((Segment(key, tokens),), n_tokens=tokens)
+
+
+async def _measure(this: Run, transport: Any, builder: RequestBuilder, start_state: str) -> DriveResult:
+    this.observer.phase("build")
+    driver = Driver(transport, builder, this.recorder.put, rid_prefix=this.nonce,
+                    drain_ns=this.spec.drain.deadline)
+    driver.prebuild(this.plan)
+    this.interrupt.driver = driver
+    if this.interrupt.requested:
+        driver.interrupt()
+    watch = LoopWatch()
+    this.observer.phase("measure")
+    this.scraper.start()
+    watch.start()
+    started = now_ns()
+    this.rundir.append_event("measure_start", start_state=start_state)
+    ticker = asyncio.get_running_loop().create_task(_tick(this, driver, started))
+    try:
+        result = await driver.run(this.plan)
+    finally:
+        ticker.cancel()
+        await asyncio.gather(ticker, return_exceptions=True)
+        health = await watch.stop()
+        await this.scraper.stop()
+        this.interrupt.driver = None
+    this.rundir.append_event("measure_end", interrupted=result.interrupted, cancelled=result.cancelled)
+    this.save(
+        measure_start_ns=result.start_ns,
+        issue_end_ns=result.issue_end_ns,
+        measure_end_ns=result.end_ns,
+        client={**dataclasses.asdict(health), "recorder_backlog_bytes": this.recorder.max_backlog_bytes},
+    )
+    this.recorder.check()
+    return result
+
+
+async def _tick(this: Run, driver: Driver, started_ns: int) -> None:
+    while True:
+        await asyncio.sleep(PROGRESS_S)
+        this.observer.tick(driver.counts, this.recorder.progress, now_ns() - started_ns, this.plan)
+        try:
+            this.recorder.check()
+        except BenchError:
+            driver.interrupt()  # nothing more can be stored: stop issuing, the error is raised after the drain
+            return
+
+
+async def _settle(this: Run) -> SettleResult:
+    source = this.scraper.sources[0]
+    result = await settle(lambda: this.scraper.scrape_one(source), this.spec.settle.deadline / NS_PER_S,
+                          this.spec.settle.quiet / NS_PER_S)
+    this.rundir.append_event("settle", settled=result.settled, waited_ns=result.waited_ns, reason=result.reason)
+    return result
+
+
+def _finish(this: Run, result: DriveResult, progress: Progress, before: list[Sample] | None,
+            after: list[Sample] | None) -> None:
+    checks = reconcile(read_attempts(this.rundir.path), before, after)
+    for check in checks:
+        if check.verdict == "differs":
+            this.warn("tiers_differ", f"{check.tier}: the answers say {check.client_tokens} tokens, the server's "
+                      f"counters {check.server_tokens}", "other traffic, or lost answers")
+    if result.planned_out:
+        this.warn("planned_out", "the plan ran out of sessions before the asked duration", "raise --requests")
+    issued = [outcome for outcome in progress.outcomes if progress.outcomes[outcome]]
+    measured = result.counts.issued + result.counts.shed
+    failed = measured > 0 and not any(outcome in ("ok", "empty") for outcome in issued)
+    status = "aborted" if result.interrupted else "complete"
+    this.save(status=status, ended_wall_ns=time.time_ns(), reconcile=[_check_json(check) for check in checks],
+              issued=result.counts.issued, shed=result.counts.shed, cancelled=result.cancelled,
+              every_request_failed=failed)
+
+
+def _check_json(check: Check) -> dict[str, Any]:
+    return dataclasses.asdict(check)
+
+
+def _close_quietly(recorder: Recorder) -> None:
+    try:
+        recorder.close()
+    except BenchError:
+        pass  # the first error is the one to report
+
+
+def _metrics_sink(recorder: Recorder) -> Any:
+    def take(scrape_ns: int, wall_ns: int, source: str, samples: list[Sample]) -> None:
+        recorder.put_metrics([MetricRow(scrape_ns, wall_ns, source, s.name, s.labels, s.value, s.kind)
+                              for s in samples])
+
+    return take
+
+
+def _request_options(this: Run) -> RequestOptions:
+    load, info = this.spec.load, this.info
+    if isinstance(load.dp_routing, int) and info.dp_size is not None and load.dp_routing >= info.dp_size:
+        raise UsageError(f"dp routing asks for rank {load.dp_routing} but the server has {info.dp_size} rank(s): "
+                         f"0 to {info.dp_size - 1}")
+    return RequestOptions(
+        api=load.api,
+        streamed=load.stream,
+        prompt_format=this.spec.prompts.format,
+        ignore_eos=load.ignore_eos,
+        temperature=load.temperature,
+        model=this.target.model or info.model or "default",
+        incremental=bool(info.incremental_streaming),
+        timeout_ns=load.timeout or None,
+        dp_routing=load.dp_routing,
+        dp_size=info.dp_size or 1,
+        extra_body=this.options.extra_body,
+    )
+
+
+def _connections(plan: Plan) -> int:
+    """Sockets the load may need at once. Agent sessions run a few requests side by side."""
+    per_session = max((1 for _ in plan.sessions), default=1)
+    limit = plan.loop.concurrency if isinstance(plan.loop, ClosedLoop) else plan.loop.limit
+    return min(limit, max(1, len(plan.sessions))) * per_session
+
+
+def _describe(info: ServerInfo, observer: Observer) -> None:
+    tiers = [f"device {info.device_tokens:,} tokens" if info.device_tokens else "device size unknown"]
+    if info.hicache:
+        tiers.append(f"host {info.host_tokens:,} tokens" if info.host_tokens else "host size unknown")
+        tiers.append(f"storage {info.storage_backend}" if info.storage_backend else "no storage")
+    else:
+        tiers.append("HiCache off" if info.hicache is False else "HiCache unknown")
+    label = "SIMULATED server" if info.origin == "simulated" else "server"
+    observer.note(f"{label}: {info.model or 'unknown model'}, SGLang {info.version or 'unknown version'}, "
+                  f"page {info.page_size or 'unknown'}, " + ", ".join(tiers))
+
+
+def _meta(spec: WorkloadSpec, plan: Plan, options: RunOptions, info: ServerInfo, nonce: str,
+          target: Target) -> dict[str, Any]:
+    anchor = ClockAnchor.read()
+    return {
+        "status": "running",
+        "pid": os.getpid(),
+        "name": spec.name,
+        "workload": spec.name,
+        "plan_digest": plan.digest,
+        "loop": "closed" if isinstance(plan.loop, ClosedLoop) else "open",
+        "load": {"concurrency": plan.loop.concurrency} if isinstance(plan.loop, ClosedLoop)
+        else {"limit": plan.loop.limit},
+        "origin": info.origin,
+        "start_state": "unknown",
+        "seed": plan.seed,
+        "nonce": nonce,
+        "reuse_prompts": spec.prompts.reuse,
+        "api": spec.load.api,
+        "slo": dict(spec.slo_text()) if hasattr(spec, "slo_text") else None,
+        "url": target.url,
+        "admin_url": target.admin_url,
+        "argv": list(options.argv),
+        "tags": dict(options.tags),
+        "versions": _versions(),
+        "host": {"platform": platform.platform(), "python": sys.version.split()[0], "cpus": os.cpu_count(),
+                 "machine": platform.machine()},
+        "clocks": {"monotonic_ns": anchor.monotonic_ns, "wall_ns": anchor.wall_ns},
+        "started_wall_ns": anchor.wall_ns,
+        "server": {"model": info.model, "version": info.version, "fingerprint": info.fingerprint,
+                   "page_size": info.page_size},
+    }
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"hicache-bench": __version__}
+    for name in ("aiohttp", "uvloop", "numpy", "pyarrow"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def _plan_json(spec: WorkloadSpec, plan: Plan, print_: Footprint, unique: int) -> dict[str, Any]:
+    loop = plan.loop
+    return {
+        "digest": plan.digest,
+        "seed": plan.seed,
+        "spec": dump_spec(spec),
+        "loop": {"kind": "open", "limit": loop.limit} if isinstance(loop, OpenLoop)
+        else {"kind": "closed", "concurrency": loop.concurrency},
+        "stop": dataclasses.asdict(plan.stop),
+        "sessions": len(plan.sessions),
+        "requests": plan.n_requests,
+        "unique_checked": unique,
+        "last_arrival_ns": int(plan.arrivals_ns[-1]) if len(plan.arrivals_ns) else None,
+        "footprint": dataclasses.asdict(print_),
+    }

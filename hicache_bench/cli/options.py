@@ -1,0 +1,142 @@
+"""Options that several verbs share, and what they turn into."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import click
+
+from hicache_bench.errors import UsageError
+from hicache_bench.units import parse_count, parse_duration_ns, parse_rate
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
+    """A click type around one of the parsers of `units`; its UsageError becomes a click error."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+
+
+DURATION = Quantity("duration", parse_duration_ns)
+RATE = Quantity("rate", parse_rate)
+COUNT = Quantity("count", parse_count)
+FORMAT = click.Choice(["text", "json"])
+
+WORKLOAD = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+def _all(options: list[Callable[[F], F]]) -> Callable[[F], F]:
+    def apply(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return apply
+
+
+server_options = _all([
+    click.option("--url", envvar="HICACHE_TEST_URL", help="Server base URL. [env: HICACHE_TEST_URL]"),
+    click.option("--admin-url", envvar="HICACHE_TEST_SERVER_URL",
+                 help="Engine URL for engine-only routes behind a PD router. [env: HICACHE_TEST_SERVER_URL]"),
+    click.option("--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="Extra header. Repeatable."),
+    click.option("--api-key-file", type=click.Path(path_type=Path),
+                 help="File with the API key. [env HICACHE_BENCH_API_KEY holds the key itself]"),
+    click.option("--admin-key-file", type=click.Path(path_type=Path),
+                 help="File with the admin API key. [env HICACHE_BENCH_ADMIN_KEY holds the key itself]"),
+    click.option("--ca-file", type=click.Path(path_type=Path), help="CA certificates for https."),
+    click.option("--insecure", is_flag=True, help="Do not check https certificates."),
+    click.option("--proxy-from-env", is_flag=True, help="Obey http_proxy and friends (off: connect directly)."),
+    click.option("--tokenizer", type=click.Path(path_type=Path),
+                 help="A tokenizer.json to use instead of the server's /tokenize."),
+])
+
+load_options = _all([
+    click.option("-c", "--concurrency", type=COUNT, help="Closed loop: sessions under way at any time."),
+    click.option("-r", "--rate", type=RATE, help="Open loop: session starts per second, such as 8/s."),
+    click.option("-d", "--duration", type=DURATION, help="Stop issuing after this long, such as 60s."),
+    click.option("-n", "--requests", type=COUNT, help="Plan this many requests."),
+    click.option("--limit", type=COUNT, help="Open loop: shed sessions above this many under way."),
+    click.option("--arrival", type=click.Choice(["constant", "poisson", "gamma", "trace"]),
+                 help="Open loop: distribution of the gaps."),
+    click.option("--seed", type=int, help="Seed of every draw; 0 is a seed like any other."),
+    click.option("--api", type=click.Choice(["generate", "completions", "chat"]), help="Which route is measured."),
+    click.option("--stream/--no-stream", default=None, help="Ask for streaming answers."),
+    click.option("--timeout", type=DURATION, help="Deadline of one request; 0s for none."),
+    click.option("--dp-routing", help="Data-parallel rank: none, round_robin, sticky or a rank number."),
+    click.option("--trace", type=click.Path(path_type=Path), help="Use this file in the workload's trace streams."),
+    click.option("--reuse-prompts", is_flag=True,
+                 help="Same prompts in every run (no nonce): a second run hits the first one's cache."),
+])
+
+results_option = click.option("--results", type=click.Path(path_type=Path, file_okay=False), default=Path("results"),
+                              show_default=True, help="Folder of run directories.")
+format_option = click.option("--format", "format_", type=FORMAT, default="text", show_default=True)
+
+
+def dp_routing(text: str | None) -> Literal["none", "round_robin", "sticky"] | int | None:
+    """The value of --dp-routing: a name or a rank."""
+    if text is None or text == "none" or text == "round_robin" or text == "sticky":
+        return text
+    if text.isdigit():
+        return int(text)
+    raise UsageError(f"--dp-routing {text!r}: allowed are none, round_robin, sticky or a rank number")
+
+
+def make_target(given: Mapping[str, Any], url: str, metrics: tuple[str, ...] = (), interval_ns: int | None = None,
+                model: str | None = None) -> Any:
+    """A Target from the shared server options (`given` is the verb's own keyword arguments)."""
+    from hicache_bench.sglang.auth import load_keys, parse_headers
+    from hicache_bench.sglang.urls import normalize_base
+    from hicache_bench.target import Target
+
+    return Target(
+        url=normalize_base(url),
+        admin_url=normalize_base(given["admin_url"]) if given["admin_url"] else None,
+        keys=load_keys(os.environ, given["api_key_file"], given["admin_key_file"]),
+        headers=parse_headers(given["headers"]),
+        ca_file=given["ca_file"],
+        insecure=given["insecure"],
+        proxies_from_env=given["proxy_from_env"],
+        tokenizer=given["tokenizer"],
+        metrics_urls=metrics,
+        model=model,
+        **({} if interval_ns is None else {"metrics_interval_ns": interval_ns}),
+    )
+
+
+def make_spec(workload: Path, given: Mapping[str, Any]) -> Any:
+    """The workload with the command line's overrides."""
+    from hicache_bench.workload.spec import load_spec, override
+
+    if given["concurrency"] is not None and given["rate"] is not None:
+        raise UsageError("-c/--concurrency (closed loop) and -r/--rate (open loop) exclude each other; give one")
+    return override(
+        load_spec(workload),
+        concurrency=given["concurrency"],
+        rate=given["rate"],
+        duration_ns=given["duration"],
+        requests=given["requests"],
+        limit=given["limit"],
+        arrival=given["arrival"],
+        seed=given["seed"],
+        api=given["api"],
+        stream=given["stream"],
+        timeout_ns=given["timeout"],
+        dp_routing=dp_routing(given["dp_routing"]),
+        trace_path=given["trace"],
+        reuse=True if given["reuse_prompts"] else None,
+    )

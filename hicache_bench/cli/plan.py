@@ -1,0 +1,93 @@
+"""`hicache-bench plan`: what a workload would send."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hicache_bench.cli.options import (
+    COUNT,
+    WORKLOAD,
+    format_option,
+    load_options,
+    make_spec,
+    make_target,
+    server_options,
+)
+from hicache_bench.units import format_count, format_percent
+
+
+@click.command("plan")
+@click.argument("workload", type=WORKLOAD)
+@server_options
+@load_options
+@click.option("--device-tokens", type=COUNT, help="Device capacity to plan for, instead of asking a server.")
+@click.option("--host-tokens", type=COUNT, help="Host capacity to plan for, instead of asking a server.")
+@click.option("--page-size", type=COUNT, help="Page size to plan for, instead of asking a server.")
+@format_option
+def command(workload: Path, format_: str, device_tokens: int | None, host_tokens: int | None,
+            page_size: int | None, **given: Any) -> None:
+    """Show what WORKLOAD would send: sessions, tokens, pages, and the footprint against each tier.
+
+    Sends no request for generation. With --url the server is asked for its sizes.
+
+    \b
+    Examples:
+      hicache-bench plan workloads/smoke.toml
+      hicache-bench plan workloads/pressure.toml --device-tokens 64k --host-tokens 128k --page-size 64
+    """
+    import msgspec
+
+    from hicache_bench.workload.footprint import footprint
+    from hicache_bench.workload.plan import Capacity, build_plan
+
+    spec = make_spec(workload, given)
+    page, capacity = page_size or 1, Capacity(device_tokens, host_tokens, None)
+    if given["url"] is not None:
+        info = asyncio.run(_sizes(given))
+        page = page_size or info.page_size or 1
+        capacity = Capacity(device_tokens or info.device_tokens, host_tokens or info.host_tokens,
+                            info.max_request_tokens)
+    plan = build_plan(spec, base_dir=workload.parent, page_size=page, capacity=capacity)
+    print_ = footprint(plan, page)
+    if format_ == "json":
+        out = {"name": plan.name, "digest": plan.digest, "seed": plan.seed, "page_size": page,
+               "capacity": dataclasses.asdict(capacity), "footprint": dataclasses.asdict(print_)}
+        click.echo(msgspec.json.format(msgspec.json.encode(out), indent=2).decode())
+    else:
+        click.echo(_text(plan, print_, capacity, page))
+
+
+async def _sizes(given: dict[str, Any]) -> Any:
+    from hicache_bench.bench import look
+
+    target = make_target(given, given["url"])
+    async with target.connect() as admin:
+        return await look(target, admin)
+
+
+def _text(plan: Any, print_: Any, capacity: Any, page: int) -> str:
+    from tabulate import tabulate
+
+    headers = ("stream", "sessions", "requests", "prompt tok", "output tok", "unique tok", "unique pages",
+               "shared pages", "ideal hit")
+    rows = [
+        (name, *(format_count(getattr(f, column)) for column in
+                 ("sessions", "requests", "prompt_tokens", "output_tokens", "unique_tokens", "unique_pages",
+                  "shared_pages")), format_percent(f.ideal_hit_ratio))
+        for name, f in [*print_.streams.items(), ("whole", print_.whole)]
+    ]
+    table = tabulate(rows, headers=headers, stralign="right", colalign=("left",), disable_numparse=True)
+    return f"plan {plan.digest} · {plan.name} · seed {plan.seed} · page {page}\n{table}\n" + "\n".join(
+        _against(tier, size, print_.whole.unique_tokens)
+        for tier, size in (("device", capacity.device_tokens), ("host", capacity.host_tokens)))
+
+
+def _against(tier: str, size: int | None, tokens: int) -> str:
+    if not size:
+        return f"{tier}: capacity unknown (give --url or --{tier}-tokens)"
+    return f"{tier}: {format_count(size)} tokens; the unique footprint is {tokens / size:.2f} times that"

@@ -1,0 +1,166 @@
+"""`hicache-bench run`: measure a server under a workload."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hicache_bench.cli.options import (
+    DURATION,
+    WORKLOAD,
+    format_option,
+    load_options,
+    make_spec,
+    make_target,
+    results_option,
+    server_options,
+)
+from hicache_bench.errors import EXIT_MEASURE, EXIT_OK, MeasureError, UsageError
+
+EXIT_INTERRUPTED = 130
+
+
+@click.command("run")
+@click.argument("workload", type=WORKLOAD)
+@server_options
+@load_options
+@click.option("--metrics-url", "metrics", multiple=True, metavar="[NAME=]URL",
+              help="Another Prometheus page to scrape (GPU exporter, Mooncake master). Repeatable.")
+@click.option("--metrics-interval", type=DURATION, default="5s", show_default=True, help="Scrape period.")
+@click.option("--model", help="Model name for the OpenAI routes; default: the server's.")
+@click.option("--slo", help="Goodput condition, such as 'ttft<200ms,itl<50ms'.")
+@click.option("--extra-body", metavar="JSON", help="JSON object merged into every request body.")
+@click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Note kept with the run. Repeatable.")
+@click.option("--nonce", help="Fix the run nonce (repeats the prompts of the run that had it).")
+@click.option("--no-reset", is_flag=True, help="Measure the cache as found.")
+@click.option("--no-prime", is_flag=True, help="Do not prime shared prefixes.")
+@results_option
+@format_option
+@click.option("-q", "--quiet", is_flag=True, help="Print the result only.")
+def command(workload: Path, **given: Any) -> int:
+    """Measure a server under WORKLOAD and keep a run directory.
+
+    Without --url the built-in simulated server is started for the run; its figures are labelled simulated
+    and say nothing about hardware.
+
+    \b
+    Examples:
+      hicache-bench run workloads/smoke.toml
+      hicache-bench run workloads/mixed.toml --url http://127.0.0.1:30000 -c 32 -d 60s
+      hicache-bench run workloads/prefix_reuse.toml --url http://127.0.0.1:30000 -r 8/s -d 2m --slo 'ttft<200ms'
+      hicache-bench run workloads/mooncake_conversation.toml --trace conversation_trace.jsonl -n 500 --url URL
+
+    Ctrl-C once stops issuing, drains and seals the run as aborted; twice cancels what is in flight.
+    """
+    from hicache_bench.bench import Interrupt, RunOptions
+    from hicache_bench.cli.progress import make_observer
+
+    spec = make_spec(workload, given)
+    options = RunOptions(
+        results=given["results"],
+        argv=sys.argv[1:],
+        tags=_tags(given["tags"]),
+        nonce=given["nonce"],
+        reset=not given["no_reset"],
+        prime=not given["no_prime"],
+        slo=_slo(given["slo"]),
+        extra_body=_json_object(given["extra_body"]),
+    )
+    interrupt = Interrupt()
+    with make_observer(quiet=given["quiet"]) as observer:
+        run_dir = _uvloop_run(_main(spec, workload, given, options, observer, interrupt))
+    return _report(run_dir, given["format_"], interrupt.requested)
+
+
+async def _main(spec: Any, workload: Path, given: dict[str, Any], options: Any, observer: Any,
+                interrupt: Any) -> Path:
+    from hicache_bench.bench import run
+    from hicache_bench.simserver.embedded import embedded
+
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+
+    def on_signal() -> None:
+        # Before the measured phase there is nothing to drain: stop at once.
+        if interrupt.driver is None and task is not None:
+            interrupt.requested = True
+            task.cancel()
+        else:
+            observer.note("stopping: no new requests, waiting for those in flight (again: stop now)")
+            interrupt.signal()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        if given["url"] is not None:
+            return await run(spec, workload, _target(given, given["url"]), options, observer, interrupt)
+        observer.note("no --url: starting the built-in SIMULATED server (figures are not measurements)")
+        async with embedded() as url:
+            return await run(spec, workload, _target({**given, "admin_url": None}, url), options, observer,
+                             interrupt)
+    except asyncio.CancelledError:
+        if interrupt.requested:
+            raise MeasureError("interrupted before the measured phase; the run is sealed as aborted") from None
+        raise
+
+
+def _target(given: dict[str, Any], url: str) -> Any:
+    return make_target(given, url, given["metrics"], given["metrics_interval"], given["model"])
+
+
+def _uvloop_run(main: Any) -> Path:
+    try:
+        from uvloop import run as run_loop
+    except ImportError:
+        run_loop = asyncio.run
+    path: Path = run_loop(main)
+    return path
+
+
+def _report(run_dir: Path, format_: str, interrupted: bool) -> int:
+    from hicache_bench.analysis.summary import render_json, render_text, summarize
+    from hicache_bench.store.rundir import RunDir
+
+    summary = summarize(run_dir)
+    click.echo(render_json(summary) if format_ == "json" else render_text(summary))
+    if format_ == "text":
+        click.echo(f"\nrun directory: {run_dir}")
+    if RunDir.open(run_dir).read_json("run.json").get("every_request_failed"):
+        click.echo("error: every request failed; the error table above says how", err=True)
+        return EXIT_MEASURE
+    return EXIT_INTERRUPTED if interrupted else EXIT_OK
+
+
+def _tags(texts: tuple[str, ...]) -> dict[str, str]:
+    tags = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--tag {text!r}: write it like build=1234")
+        tags[key] = value
+    return tags
+
+
+def _slo(text: str | None) -> str | None:
+    """Checked here so that a typo fails at second 0, stored as it was written."""
+    from hicache_bench.analysis.slo import parse_slo
+
+    if text is not None:
+        parse_slo(text)
+    return text
+
+
+def _json_object(text: str | None) -> dict[str, Any]:
+    import msgspec
+
+    if text is None:
+        return {}
+    try:
+        return msgspec.json.decode(text.encode(), type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise UsageError(f"--extra-body is not a JSON object: {error}") from None
