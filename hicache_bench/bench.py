@@ -137,10 +137,8 @@ class Run:
 async def run(spec: WorkloadSpec, spec_path: Path, target: Target, options: RunOptions, observer: Observer,
               interrupt: Interrupt) -> Path:
     """Measure once; returns the run directory. Raises BenchError after sealing what there is."""
-    if options.nonce is not None:
-        nonce = options.nonce
-    else:
-        nonce = "reuse" if spec.prompts.reuse else secrets.token_hex(4)
+    fresh = "reuse" if spec.prompts.reuse else secrets.token_hex(4)
+    nonce = fresh if options.nonce is None else options.nonce
     async with target.connect() as admin:
         observer.phase("capture")
         info = await look(target, admin)

@@ -7,13 +7,15 @@ sees the pipe close, writes the last part and ends.
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -92,10 +94,15 @@ class Recorder:
     """
 
     def __init__(self, run_dir: Path) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, child = context.Pipe()
-        self._process = context.Process(target=_child_main, args=(child, str(run_dir)), daemon=True)
-        self._process.start()
+        self._connection, child = Pipe()
+        # A plain subprocess and not multiprocessing.Process: that one would import the caller's script again.
+        # Its own session keeps Ctrl-C away; the client decides when it ends.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "hicache_bench.recording", str(child.fileno()), str(run_dir)],
+            pass_fds=[child.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         child.close()
         self._queue: deque[Item | list[MetricRow]] = deque()
         self._queued_bytes = 0
@@ -136,9 +143,11 @@ class Recorder:
         self._wake.set()
         self._sender.join()
         self._receiver.join(timeout=120)
-        self._process.join(timeout=10)
-        if self._process.is_alive():
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
             self._process.kill()
+            self._process.wait()
             self._error = self._error or "the recorder process did not end; its last rows may be missing"
         self._connection.close()
         self.check()
@@ -185,8 +194,8 @@ def _raw_bytes(item: Item | list[MetricRow]) -> int:
     return sum(len(data) for _, data in item[2].reads) if isinstance(item, tuple) else 0
 
 
-def _child_main(connection: Connection, run_dir: str) -> None:
-    # Ctrl-C reaches the whole process group; the client decides when this process ends.
+def child_main(connection: Connection, run_dir: str) -> None:
+    """The recorder process: read frames until the empty one or the end of the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
@@ -232,3 +241,10 @@ def _reply(connection: Connection, message: tuple[str, Any]) -> None:
         connection.send(message)
     except OSError:
         pass  # the client is gone; the rows are safe already
+
+
+if __name__ == "__main__":
+    # The frames name the classes of this module by its real name, not __main__.
+    from hicache_bench.recording import child_main as main
+
+    main(Connection(int(sys.argv[1])), sys.argv[2])

@@ -6,11 +6,10 @@ AzureLLMInferenceTrace_*.csv. Content is made from the hash ids: equal ids are e
 
 from __future__ import annotations
 
-import calendar
 import csv
 import re
-import time
 from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated
 
@@ -158,10 +157,10 @@ def _azure_ns(text: str, where: str) -> int:
     try:
         if match is None:
             raise ValueError
-        parsed = time.strptime(match[1].replace("T", " "), "%Y-%m-%d %H:%M:%S")
+        parsed = datetime.fromisoformat(match[1]).replace(tzinfo=timezone.utc)
     except ValueError:
         raise UsageError(f"{where}: {text!r} is no time like 2023-11-16 18:15:46.6805900") from None
-    return calendar.timegm(parsed) * 10**9 + int((match[2] or "0").ljust(9, "0"))
+    return int(parsed.timestamp()) * 10**9 + int((match[2] or "0").ljust(9, "0"))
 
 
 def _whole(text: str, where: str) -> int:
