@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
-import platform
 import secrets
-import sys
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 
-from hicache_bench import __version__
 from hicache_bench.analysis.tiers import Check, reconcile
-from hicache_bench.clock import NS_PER_S, ClockAnchor, now_ns
+from hicache_bench.clock import NS_PER_S, now_ns
 from hicache_bench.errors import BenchError, MeasureError, UsageError
 from hicache_bench.load.driver import Counts, Driver, DriveResult
 from hicache_bench.load.health import LoopWatch
 from hicache_bench.load.limits import ensure_descriptors
 from hicache_bench.load.requests import RequestBuilder, RequestOptions
+from hicache_bench.manifest import RunOptions, plan_meta, run_meta
 from hicache_bench.phases import Lab, ResetResult, prime, reset
 from hicache_bench.recording import Progress, Recorder
-from hicache_bench.records import ClosedLoop, OpenLoop, Plan, Prompt, Segment, ServerInfo, Session, Stop, Turn
+from hicache_bench.records import ClosedLoop, Plan, Prompt, Segment, ServerInfo, Session, Stop, Turn
 from hicache_bench.sglang.admin import Admin
 from hicache_bench.sglang.capture import capture_server
 from hicache_bench.sglang.scrape import Sample
@@ -36,9 +32,9 @@ from hicache_bench.store.reader import read_attempts
 from hicache_bench.store.rundir import RunDir
 from hicache_bench.store.schema import MetricRow
 from hicache_bench.target import ENGINE, Target, english_space
-from hicache_bench.workload.footprint import Footprint, footprint
+from hicache_bench.workload.footprint import footprint
 from hicache_bench.workload.plan import Capacity, build_plan, prime_prompts
-from hicache_bench.workload.spec import WorkloadSpec, dump_spec
+from hicache_bench.workload.spec import WorkloadSpec
 from hicache_bench.workload.tokens import TokenSpace, check_unique
 
 PROGRESS_S = 0.5
@@ -53,20 +49,6 @@ class Observer(Protocol):
     def phase(self, name: str) -> None: ...
 
     def tick(self, counts: Counts, progress: Progress, elapsed_ns: int, plan: Plan) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """What a run is asked to do beyond its workload. `nonce` None: a new one, so no prompt repeats."""
-
-    results: Path
-    argv: Sequence[str] = ()
-    tags: Mapping[str, str] = field(default_factory=dict)
-    nonce: str | None = None
-    reset: bool = True
-    prime: bool = True
-    slo: str | None = None
-    extra_body: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -144,8 +126,11 @@ async def run(spec: WorkloadSpec, spec_path: Path, target: Target, options: RunO
         info = await look(target, admin)
         _describe(info, observer)
         space = await token_space(spec, target, admin, nonce)
+        notes: list[str] = []
         plan = build_plan(spec, base_dir=spec_path.parent, page_size=info.page_size or 1,
-                          capacity=capacity_of(info))
+                          capacity=capacity_of(info), notes=notes)
+        for note in notes:
+            observer.note(note)
         unique = check_unique(space, plan, info.page_size or 1)
         print_ = footprint(plan, info.page_size or 1)
         observer.note(f"plan {plan.digest}: {plan.n_requests:,} requests in {len(plan.sessions):,} sessions, "
@@ -157,10 +142,10 @@ async def run(spec: WorkloadSpec, spec_path: Path, target: Target, options: RunO
         scraper = Scraper(admin.session, target.sources(), target.metrics_interval_ns,
                           _metrics_sink(recorder), lambda text: observer.note(f"warning: {text}"))
         this = Run(spec, spec_path, target, options, observer, interrupt, rundir,
-                   _meta(spec, plan, options, info, nonce, target), nonce, info, plan, recorder, scraper)
+                   run_meta(spec, plan, options, info, nonce, target), nonce, info, plan, recorder, scraper)
         this.save()
-        rundir.write_text("workload.toml", spec_path.read_text(encoding="utf-8"))
-        rundir.write_json("plan.json", _plan_json(spec, plan, print_, unique))
+        rundir.write_text("workload.toml", await asyncio.to_thread(spec_path.read_text, encoding="utf-8"))
+        rundir.write_json("plan.json", plan_meta(spec, plan, print_, unique))
         rundir.write_json("server.json", msgspec.to_builtins(dataclasses.asdict(info)))
         try:
             await _phases(this, admin, space)
@@ -246,8 +231,6 @@ async def _warmup(this: Run, lab: Lab) -> None:
         for i in range(this.spec.warmup.requests)
     )
     concurrency = this.plan.loop.concurrency if isinstance(this.plan.loop, ClosedLoop) else 8
-    import numpy as np
-
     plan = Plan("warmup", this.plan.seed, sessions, np.zeros(len(sessions), dtype=np.int64),
                 ClosedLoop(min(concurrency, len(sessions))), Stop(), "")
     await Driver(lab.transport, lab.builder, lab.sink, phase="warmup", rid_prefix=this.nonce).run(plan)
@@ -384,63 +367,3 @@ def _describe(info: ServerInfo, observer: Observer) -> None:
     label = "SIMULATED server" if info.origin == "simulated" else "server"
     observer.note(f"{label}: {info.model or 'unknown model'}, SGLang {info.version or 'unknown version'}, "
                   f"page {info.page_size or 'unknown'}, " + ", ".join(tiers))
-
-
-def _meta(spec: WorkloadSpec, plan: Plan, options: RunOptions, info: ServerInfo, nonce: str,
-          target: Target) -> dict[str, Any]:
-    anchor = ClockAnchor.read()
-    return {
-        "status": "running",
-        "pid": os.getpid(),
-        "name": spec.name,
-        "workload": spec.name,
-        "plan_digest": plan.digest,
-        "loop": "closed" if isinstance(plan.loop, ClosedLoop) else "open",
-        "load": {"concurrency": plan.loop.concurrency} if isinstance(plan.loop, ClosedLoop)
-        else {"limit": plan.loop.limit},
-        "origin": info.origin,
-        "start_state": "unknown",
-        "seed": plan.seed,
-        "nonce": nonce,
-        "reuse_prompts": spec.prompts.reuse,
-        "api": spec.load.api,
-        "slo": dict(spec.slo_text()) if hasattr(spec, "slo_text") else None,
-        "url": target.url,
-        "admin_url": target.admin_url,
-        "argv": list(options.argv),
-        "tags": dict(options.tags),
-        "versions": _versions(),
-        "host": {"platform": platform.platform(), "python": sys.version.split()[0], "cpus": os.cpu_count(),
-                 "machine": platform.machine()},
-        "clocks": {"monotonic_ns": anchor.monotonic_ns, "wall_ns": anchor.wall_ns},
-        "started_wall_ns": anchor.wall_ns,
-        "server": {"model": info.model, "version": info.version, "fingerprint": info.fingerprint,
-                   "page_size": info.page_size},
-    }
-
-
-def _versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {"hicache-bench": __version__}
-    for name in ("aiohttp", "uvloop", "numpy", "pyarrow"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found
-
-
-def _plan_json(spec: WorkloadSpec, plan: Plan, print_: Footprint, unique: int) -> dict[str, Any]:
-    loop = plan.loop
-    return {
-        "digest": plan.digest,
-        "seed": plan.seed,
-        "spec": dump_spec(spec),
-        "loop": {"kind": "open", "limit": loop.limit} if isinstance(loop, OpenLoop)
-        else {"kind": "closed", "concurrency": loop.concurrency},
-        "stop": dataclasses.asdict(plan.stop),
-        "sessions": len(plan.sessions),
-        "requests": plan.n_requests,
-        "unique_checked": unique,
-        "last_arrival_ns": int(plan.arrivals_ns[-1]) if len(plan.arrivals_ns) else None,
-        "footprint": dataclasses.asdict(print_),
-    }

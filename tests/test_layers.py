@@ -12,11 +12,12 @@ import hicache_bench
 ROOT = Path(hicache_bench.__file__).parent
 
 LAYERS = {
-    "errors": 0, "units": 0, "clock": 0, "records": 0,
-    "pacing": 1, "stats": 1, "workload": 1, "wire": 1,
-    "store": 2, "sglang": 2, "load": 2,
-    "recording": 3, "target": 3, "phases": 4, "analysis": 4, "simserver": 4, "bench": 5,
-    "cli": 6, "__main__": 7,
+    "errors": 0, "clock": 0, "units": 1, "records": 1,
+    "pacing": 2, "stats": 2, "wire": 2, "workload": 3,
+    "store": 4, "sglang": 4, "load": 4,
+    "recording": 5, "target": 5,
+    "phases": 6, "manifest": 6, "analysis": 6, "simserver": 6,
+    "bench": 7, "cli": 8, "__main__": 9,
 }
 """Package or top module → layer. Equal layers do not import each other."""
 

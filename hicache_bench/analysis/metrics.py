@@ -130,7 +130,7 @@ def _rate(column: str | None, find: Callable[[Rows], Window | None]) -> Callable
 def tier_said(rows: Rows) -> Flags:
     """Rows whose tiers were said: some tier given, or nothing cached at all (sglang#26590)."""
     some = ~np.isnan(np.stack([rows[f"{tier}_tokens"] for tier in TIERS])).all(axis=0)
-    return some | (rows["cached_tokens"] == 0)
+    return np.asarray(some | (rows["cached_tokens"] == 0), dtype=np.bool_)
 
 
 def attributed(rows: Rows) -> Floats:
@@ -178,7 +178,8 @@ def _failed(rows: Rows) -> Flags:
 
 
 def _short(rows: Rows) -> Flags:
-    return rows.ok & (rows["ignore_eos"] == 1) & (rows["output_tokens"] < rows["planned_output_tokens"])
+    missing = (rows["ignore_eos"] == 1) & (rows["output_tokens"] < rows["planned_output_tokens"])
+    return np.asarray(rows.ok & missing, dtype=np.bool_)
 
 
 METRICS: tuple[Metric, ...] = (

@@ -112,13 +112,13 @@ def _client(rows: Rows, name: str) -> int | None:
 
 def _delta(before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]], name: str,
            label: str | None) -> int | None:  # fmt: skip
-    """A labelled series appears with its first count, so one missing before was 0; one missing after is None."""
+    """None without the counter; one series of it appears with its first count, so a missing series is 0."""
     late, early = after.get(name), before.get(name, {})
-    if late is None or (label is not None and label not in late):
+    if late is None:
         return None
     if label is None:
         return round(sum(late.values()) - sum(early.values()))
-    return round(late[label] - early.get(label, 0.0))
+    return round(late.get(label, 0.0) - early.get(label, 0.0))
 
 
 def _check(name: str, rows: Rows, server: int | None, doubt: str) -> Check:

@@ -72,7 +72,7 @@ def _in_flight(rows: Rows, whole: Window) -> tuple[Floats, Floats]:
     steps = np.bincount(
         which, weights=np.concatenate(([0, 0], np.ones(starts.size), -np.ones(ends.size))), minlength=times.size
     )
-    return times, np.cumsum(steps)[:-1]
+    return times, np.cumsum(steps).astype(np.float64)[:-1]
 
 
 def _longest(times: Floats, up: Flags, bridge_ns: float) -> tuple[float, float] | None:

@@ -89,8 +89,12 @@ format_option = click.option("--format", "format_", type=FORMAT, default="text",
 
 def dp_routing(text: str | None) -> Literal["none", "round_robin", "sticky"] | int | None:
     """The value of --dp-routing: a name or a rank."""
-    if text is None or text == "none" or text == "round_robin" or text == "sticky":
-        return text
+    if text is None:
+        return None
+    named: dict[str, Literal["none", "round_robin", "sticky"]] = {
+        "none": "none", "round_robin": "round_robin", "sticky": "sticky"}
+    if text in named:
+        return named[text]
     if text.isdigit():
         return int(text)
     raise UsageError(f"--dp-routing {text!r}: allowed are none, round_robin, sticky or a rank number")

@@ -52,14 +52,15 @@ def command(workload: Path, format_: str, device_tokens: int | None, host_tokens
         page = page_size or info.page_size or 1
         capacity = Capacity(device_tokens or info.device_tokens, host_tokens or info.host_tokens,
                             info.max_request_tokens)
-    plan = build_plan(spec, base_dir=workload.parent, page_size=page, capacity=capacity)
+    notes: list[str] = []
+    plan = build_plan(spec, base_dir=workload.parent, page_size=page, capacity=capacity, notes=notes)
     print_ = footprint(plan, page)
     if format_ == "json":
         out = {"name": plan.name, "digest": plan.digest, "seed": plan.seed, "page_size": page,
-               "capacity": dataclasses.asdict(capacity), "footprint": dataclasses.asdict(print_)}
+               "capacity": dataclasses.asdict(capacity), "footprint": dataclasses.asdict(print_), "notes": notes}
         click.echo(msgspec.json.format(msgspec.json.encode(out), indent=2).decode())
     else:
-        click.echo(_text(plan, print_, capacity, page))
+        click.echo("\n".join([*notes, _text(plan, print_, capacity, page)]))
 
 
 async def _sizes(given: dict[str, Any]) -> Any:

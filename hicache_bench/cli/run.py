@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,9 @@ def command(workload: Path, **given: Any) -> int:
 
     Ctrl-C once stops issuing, drains and seals the run as aborted; twice cancels what is in flight.
     """
-    from hicache_bench.bench import Interrupt, RunOptions
+    from hicache_bench.bench import Interrupt
     from hicache_bench.cli.progress import make_observer
+    from hicache_bench.manifest import RunOptions
 
     spec = make_spec(workload, given)
     options = RunOptions(
@@ -114,12 +116,14 @@ def _target(given: dict[str, Any], url: str) -> Any:
 
 
 def _uvloop_run(main: Any) -> Path:
+    run_loop: Callable[[Any], Path] = asyncio.run
     try:
-        from uvloop import run as run_loop
+        import uvloop
     except ImportError:
-        run_loop = asyncio.run
-    path: Path = run_loop(main)
-    return path
+        pass  # Windows and PyPy: the standard loop does
+    else:
+        run_loop = uvloop.run
+    return run_loop(main)
 
 
 def _report(run_dir: Path, format_: str, interrupted: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -78,6 +79,7 @@ def chat_text(messages: Any) -> str:
 
 
 def wants_stream(body: Body) -> bool:
+    """Whether the body asks for events."""
     return body.get("stream") is True
 
 
@@ -153,8 +155,7 @@ def _namespace(body: Body, index: int) -> bytes:
             value = value[index] if index < len(value) else None
         parts.append(b"\0" if value is None else b"\1" + str(value).encode("utf-8", "replace") + b"\0")
     text = b"".join(parts)
-    # 64 bytes is the longest key of the page hash
-    return b"" if text == b"\0\0" else text[:32] + text[-32:] if len(text) > 64 else text
+    return b"" if text == b"\0\0" else hashlib.blake2b(text, digest_size=16).digest()
 
 
 def _rid(value: Any, index: int) -> str:

@@ -36,6 +36,12 @@ def captured(name: str) -> tuple[WireRequest, Exchange]:
     return api, Exchange(status=int(status.split()[1]), content_type=headers["content-type"], reads=reads)
 
 
+def answer_names() -> list[str]:
+    """The captures that answer an inference request (others in the folder belong to other tests)."""
+    kinds = ("generate_", "chat_", "completions_", "again_", "unknown_")
+    return sorted(str(path.relative_to(CAPTURES)) for path in CAPTURES.rglob("*.*") if path.name.startswith(kinds))
+
+
 def _dechunk(body: bytes) -> Iterable[bytes]:
     while body:
         size, _, body = body.partition(b"\r\n")

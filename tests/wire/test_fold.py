@@ -149,7 +149,7 @@ def test_captured_errors(name: str, outcome: str, message: str):
 
 
 def test_every_capture_folds():
-    names = [str(p.relative_to(c.CAPTURES)) for p in c.CAPTURES.rglob("*.*")]
+    names = c.answer_names()
     assert len(names) > 40
     for name in names:
         expected = {"ok"} if "error" not in name and "batch" not in name else {"http", "server_error", "protocol"}
@@ -186,10 +186,10 @@ def test_every_early_end_is_truncated_or_told_by_the_transport(name: str):
 
 
 def test_last_output_reads_what_fold_reads():
-    for path in c.CAPTURES.rglob("*.*"):
-        request, exchange = c.captured(str(path.relative_to(c.CAPTURES)))
+    for name in c.answer_names():
+        request, exchange = c.captured(name)
         folded = fold(request, exchange, keep_output=True)
-        assert last_output(request, exchange) == (folded.output_ids, folded.text or ""), path
+        assert last_output(request, exchange) == (folded.output_ids, folded.text or ""), name
 
 
 def test_last_output_of_part_of_a_stream():
@@ -199,6 +199,8 @@ def test_last_output_of_part_of_a_stream():
     assert last_output(request, Exchange(status=200, content_type=c.SSE)) == (None, "")
     crlf = c.stream(c.event(c.native("a", 1)).replace(b"\n", b"\r\n"))
     assert last_output(c.GENERATE, crlf) == (None, "a")
+    failed = c.stream(c.event(c.native("a", 1)), b"event: error\n" + c.event({"text": "boom"}), c.DONE)
+    assert last_output(c.GENERATE, failed) == (None, "a")
     parts = c.stream(c.event({"text": "a", "output_ids": [1]}), c.event({"text": "b", "output_ids": [2]}))
     assert last_output(c.INCREMENTAL, parts) == ([1, 2], "ab")
 
@@ -283,6 +285,13 @@ def test_first_token_without_text_is_no_content():
     folded = fold(c.GENERATE, c.stream((10, c.native("", 1)), (20, c.native("温", 2, c.STOP)), c.DONE))
     assert (folded.first_token_ns, folded.first_content_ns) == (10 * c.MS, 20 * c.MS)
     assert folded.chunk_tokens == [1, 1]
+
+
+def test_an_end_token_without_text_is_an_answer_without_ttft():
+    """Only usage tells of it: nothing in the stream shows when it came."""
+    folded = fold(c.CHAT, c.stream((1, c.ROLE), (2, c.delta("stop")), (3, c.usage(9, 1)), c.DONE))
+    assert (folded.outcome, folded.output_tokens, folded.token_source) == ("ok", 1, "server")
+    assert (folded.first_token_ns, folded.chunk_ns) == (None, [])
 
 
 def test_abort_is_a_server_error_with_its_tokens():

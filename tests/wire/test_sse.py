@@ -44,6 +44,7 @@ def slowly(raw: bytes) -> list[SseEvent]:
     (b"data:  a\n\n", [(b" a", "")]),
     (b"data: a\ndata: b\n\n", [(b"a\nb", "")]),
     (b"data: a\r\n\r\ndata: b\r\r", [(b"a", ""), (b"b", "")]),
+    (b"data: a\r\n\ndata: b\r\n\n", [(b"a", ""), (b"b", "")]),
     (b": ping\n\ndata: a\n\n", [(b"a", "")]),
     (b"event: error\ndata: a\n\ndata: b\n\n", [(b"a", "error"), (b"b", "")]),
     (b"event: error\n\ndata: b\n\n", [(b"b", "")]),
@@ -77,7 +78,7 @@ def test_unfinished_event_is_dropped_and_told():
 
 
 @pytest.mark.parametrize("reads", [[b"data: ok\n\ndata: 0123456789\n\n"], [b"data: ok\n\n", b"data: 0123", b"456789"],
-                                   [b"data: ok\n\ndata: 01234567"]])
+                                   [b"data: ok\n\ndata: 01234567"], [b"data: ok\n\n", b"data: 0123456\n\n"]])
 def test_limit_is_an_own_error_with_the_events_before_it(reads: list[bytes]):
     parser = SseParser(12)
     *first, last = reads

@@ -1,0 +1,103 @@
+"""What `run.json` and `plan.json` say about a run before it starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from hicache_bench import __version__
+from hicache_bench.clock import ClockAnchor
+from hicache_bench.records import ClosedLoop, OpenLoop, Plan, ServerInfo
+from hicache_bench.target import Target
+from hicache_bench.workload.footprint import Footprint
+from hicache_bench.workload.spec import WorkloadSpec, dump_spec
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What a run is asked to do beyond its workload. `nonce` None: a new one, so no prompt repeats."""
+
+    results: Path
+    argv: Sequence[str] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    nonce: str | None = None
+    reset: bool = True
+    prime: bool = True
+    slo: str | None = None
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+
+
+def slo_text(spec: WorkloadSpec) -> str | None:
+    """The workload's own goodput condition in the form of --slo; None when it names none."""
+    parts = [f"{name}<{limit}ns" for name in ("ttft", "itl", "tpot", "e2e")
+             if (limit := getattr(spec.slo, name, None)) is not None]
+    return ",".join(parts) or None
+
+
+def run_meta(spec: WorkloadSpec, plan: Plan, options: RunOptions, info: ServerInfo, nonce: str,
+          target: Target) -> dict[str, Any]:
+    """The first `run.json`; what is learned later is added to it."""
+    anchor = ClockAnchor.read()
+    return {
+        "status": "running",
+        "pid": os.getpid(),
+        "name": spec.name,
+        "workload": spec.name,
+        "plan_digest": plan.digest,
+        "loop": "closed" if isinstance(plan.loop, ClosedLoop) else "open",
+        "load": {"concurrency": plan.loop.concurrency} if isinstance(plan.loop, ClosedLoop)
+        else {"limit": plan.loop.limit},
+        "origin": info.origin,
+        "start_state": "unknown",
+        "seed": plan.seed,
+        "nonce": nonce,
+        "reuse_prompts": spec.prompts.reuse,
+        "api": spec.load.api,
+        "slo": options.slo or slo_text(spec),
+        "url": target.url,
+        "admin_url": target.admin_url,
+        "argv": list(options.argv),
+        "tags": dict(options.tags),
+        "versions": _versions(),
+        "host": {"platform": platform.platform(), "python": sys.version.split()[0], "cpus": os.cpu_count(),
+                 "machine": platform.machine()},
+        "clocks": {"monotonic_ns": anchor.monotonic_ns, "wall_ns": anchor.wall_ns},
+        "started_wall_ns": anchor.wall_ns,
+        "server": {"model": info.model, "version": info.version, "fingerprint": info.fingerprint,
+                   "page_size": info.page_size},
+    }
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"hicache-bench": __version__}
+    for name in ("aiohttp", "uvloop", "numpy", "pyarrow"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def plan_meta(spec: WorkloadSpec, plan: Plan, print_: Footprint, unique: int) -> dict[str, Any]:
+    """`plan.json`: the normalised workload, what it amounts to, and how much was checked unique."""
+    loop = plan.loop
+    return {
+        "digest": plan.digest,
+        "seed": plan.seed,
+        "spec": dump_spec(spec),
+        "loop": {"kind": "open", "limit": loop.limit} if isinstance(loop, OpenLoop)
+        else {"kind": "closed", "concurrency": loop.concurrency},
+        "stop": dataclasses.asdict(plan.stop),
+        "sessions": len(plan.sessions),
+        "requests": plan.n_requests,
+        "unique_checked": unique,
+        "last_arrival_ns": int(plan.arrivals_ns[-1]) if len(plan.arrivals_ns) else None,
+        "footprint": dataclasses.asdict(print_),
+    }

@@ -1,0 +1,83 @@
+"""The simulated server as an aiohttp application on the loopback interface."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+
+from aiohttp import web
+
+from hicache_bench.errors import MeasureError
+from hicache_bench.simserver import generate, routes
+from hicache_bench.simserver.config import SimConfig
+from hicache_bench.simserver.engine import Engine
+
+HOST = "127.0.0.1"
+SERVER_HEADER = "hicache-bench simulated"
+_MAX_BODY_BYTES = 256 * 2**20
+
+
+@dataclass(slots=True)
+class Running:
+    """A server in this process: its URL and engine; close it, or use it as an async context manager."""
+
+    url: str
+    engine: Engine
+    _runner: web.AppRunner
+
+    async def close(self) -> None:
+        """Stop listening and drop open connections."""
+        await self._runner.cleanup()
+
+    async def __aenter__(self) -> Running:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                        trace: TracebackType | None) -> None:
+        await self.close()
+
+
+async def start(config: SimConfig, port: int = 0) -> Running:
+    """Listen on 127.0.0.1 (`port` 0: any free one). Raises `MeasureError` when the port is taken."""
+    engine = Engine(config)
+    runner = web.AppRunner(make_app(engine), access_log=None, handler_cancellation=True, shutdown_timeout=0.5)
+    await runner.setup()
+    site = web.TCPSite(runner, HOST, port, backlog=4096)
+    try:
+        await site.start()
+    except OSError as error:
+        await runner.cleanup()
+        raise MeasureError(f"the simulated server cannot listen on {HOST}:{port}: {error.strerror}") from None
+    return Running(f"http://{HOST}:{runner.addresses[0][1]}", engine, runner)
+
+
+def make_app(engine: Engine) -> web.Application:
+    """All routes, every answer marked as simulated."""
+    app = web.Application(middlewares=[routes.authorize], client_max_size=_MAX_BODY_BYTES)
+    app[generate.ENGINE] = engine
+    app.on_response_prepare.append(_mark)
+    for path in ("/server_info", "/get_server_info"):
+        app.router.add_get(path, routes.server_info)
+    for path in ("/model_info", "/get_model_info"):
+        app.router.add_get(path, routes.model_info)
+    for path in ("/health", "/health_generate", "/ready"):
+        app.router.add_get(path, routes.health)
+    for path in ("/tokenize", "/v1/tokenize"):
+        app.router.add_post(path, routes.tokenize)
+    for path in ("/detokenize", "/v1/detokenize"):
+        app.router.add_post(path, routes.detokenize)
+    app.add_routes([
+        web.post("/generate", generate.generate), web.put("/generate", generate.generate),
+        web.post("/v1/completions", generate.completions),
+        web.post("/v1/chat/completions", generate.chat),
+        web.get("/flush_cache", routes.flush_cache), web.post("/flush_cache", routes.flush_cache),
+        web.get("/hicache/storage-backend", routes.storage_status),
+        web.post("/hicache/storage-backend/clear", routes.clear_storage),
+        web.get("/v1/models", routes.models), web.get("/v1/loads", routes.loads),
+        web.get("/metrics", routes.metrics),
+    ])
+    return app
+
+
+async def _mark(request: web.BaseRequest, response: web.StreamResponse) -> None:
+    response.headers["Server"] = SERVER_HEADER
