@@ -84,12 +84,10 @@ def _answers(rows: Rows, meta: Mapping[str, Any]) -> Iterator[Caution]:
         yield Caution("tier_sum", f"in {over} answers the tiers add up to more than the cached tokens",
                       "do not trust the tier figures of this server")  # fmt: skip
     cached = total(rows["cached_tokens"], ok)
-    if _declared_cold(meta) and rows["ideal_cached_tokens"][ok].size and cached:
-        ideal = total(rows["ideal_cached_tokens"], ok) or 0.0
-        if cached > ideal:
-            yield Caution("not_cold", f"the start was cold, yet {format_count(cached)} prompt tokens were cached "
-                          f"({format_count(ideal)} by the plan's own sharing)",
-                          "earlier runs or other traffic filled the cache; reset it or use a new nonce")  # fmt: skip
+    if meta.get("start_state") == "cold" and (excess := _beyond_ideal(rows)):
+        yield Caution("not_cold", f"the start was cold, yet {format_count(excess)} more prompt tokens were cached "
+                      "than the plan's own sharing explains",
+                      "earlier runs or other traffic filled the cache; reset it or use a new nonce")  # fmt: skip
     if meta.get("reuse_prompts") is True and cached:
         yield Caution("reused_prompts", "prompts are the same in every run of this workload",
                       "a warm cache from an earlier run may serve them")  # fmt: skip
@@ -104,8 +102,10 @@ def _answers(rows: Rows, meta: Mapping[str, Any]) -> Iterator[Caution]:
                       "counted as one token a chunk")  # fmt: skip
 
 
-def _declared_cold(meta: Mapping[str, Any]) -> bool:
-    return meta.get("start_state") == "cold"
+def _beyond_ideal(rows: Rows) -> float:
+    """Cached tokens above what the plan's prefixes allow (bug D19); an unknown ideal allows none."""
+    cached, ideal = total(rows["cached_tokens"], rows.ok), total(rows["ideal_cached_tokens"], rows.ok)
+    return max(0.0, (cached or 0.0) - (ideal or 0.0))
 
 
 def _over(number: Any, limit: float) -> bool:

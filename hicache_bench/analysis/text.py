@@ -55,14 +55,14 @@ def table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
 
 def _head(found: RunSummary) -> str:
     meta = found.meta
-    server = meta.get("server") if isinstance(meta.get("server"), Mapping) else {}
+    server: Mapping[str, Any] = found_server if isinstance(found_server := meta.get("server"), Mapping) else {}
     facts = [
         f"run {found.run}", f"status {found.status}", f"workload {_or(meta.get('workload'))}",
         f"plan {_or(meta.get('plan_digest'))}", f"loop {_or(meta.get('loop'))}",
         f"start {_or(meta.get('start_state'))}", f"seed {_or(meta.get('seed'))}",
     ]  # fmt: skip
     lines = [SIMULATED] if meta.get("origin") == "simulated" else []
-    lines += [" · ".join(facts), f"server {_or((server or {}).get('model'))} · SGLang {_or((server or {}).get('version'))}"]
+    lines += [" · ".join(facts), f"server {_or(server.get('model'))} · SGLang {_or(server.get('version'))}"]
     if isinstance(tags := meta.get("tags"), Mapping) and tags:
         lines.append("tags " + ", ".join(f"{key}={text}" for key, text in tags.items()))
     return "\n".join(lines)

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Coroutine
 from typing import Any
 
 import click
@@ -53,10 +54,18 @@ def command(port: int, settings_from_stdin: bool, **settings: Any) -> None:
     """A server without a model: SGLang's routes, a simulated cache, made-up timing. Loopback only."""
     try:
         config = _read_settings() if settings_from_stdin else _config(settings)
-        asyncio.run(_serve(config, port, until_stdin_ends=settings_from_stdin))
+        _run_loop(_serve(config, port, until_stdin_ends=settings_from_stdin))
     except BenchError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
+
+
+def _run_loop(main: Coroutine[Any, Any, None]) -> None:
+    try:
+        from uvloop import run
+    except ImportError:
+        run = asyncio.run
+    run(main)
 
 
 def _config(settings: dict[str, Any]) -> SimConfig:

@@ -147,6 +147,8 @@ def _stop(load: Load, sessions: tuple[Session, ...]) -> Stop:
 
 def _check_fit(spec: WorkloadSpec, order: _Order, capacity: Capacity) -> None:
     """Recorded sessions were fitted when they were read; here the made-up ones are checked."""
+    if capacity.max_request_tokens is None:
+        return
     for index, draft in order:
         fit(spec.stream[index], draft.turns, capacity.max_request_tokens, Fitted())
 

@@ -81,6 +81,8 @@ def visit_session(index: PrefixIndex, session_id: int, turns: Sequence[Turn]) ->
 
     A live turn's context is that of the turn it goes on from, then that turn's output, then its own prompt.
     """
+    if len(turns) == 1 and turns[0].prompt.segments:
+        return [index.visit(turns[0].prompt.segments, turns[0].output_tokens)]
     continued = {turn.after[0] for turn in turns if turn.live}
     contexts: dict[int, tuple[Segment, ...]] = {}
     visits: list[Visit | None] = []
