@@ -65,8 +65,17 @@ class Interrupt:
 
 
 def capacity_of(info: ServerInfo) -> Capacity:
-    """The sizes a plan needs of a server."""
-    return Capacity(info.device_tokens, info.host_tokens, info.max_request_tokens)
+    """The sizes a plan needs of a server.
+
+    The longest prompt is below what SGLang states (`max_req_input_len`, the pool less 6 tokens): admission asks
+    for a page more than the prompt, and a prompt that only just fits the pool waits for ever and holds up the
+    whole queue (seen on 0.5.23: pool 4096, page 16, prompt 4090, 256 waiting and none running).
+    """
+    limits = [info.max_request_tokens]
+    if info.device_tokens is not None and info.page_size is not None:
+        limits.append(info.device_tokens - 2 * info.page_size)
+    known = [limit for limit in limits if limit is not None]
+    return Capacity(info.device_tokens, info.host_tokens, min(known, default=None))
 
 
 async def look(target: Target, admin: Admin) -> ServerInfo:
@@ -119,6 +128,8 @@ class Run:
 async def run(spec: WorkloadSpec, spec_path: Path, target: Target, options: RunOptions, observer: Observer,
               interrupt: Interrupt) -> Path:
     """Measure once; returns the run directory. Raises BenchError after sealing what there is."""
+    if not options.prime:
+        spec = msgspec.structs.replace(spec, prime=msgspec.structs.replace(spec.prime, enabled=False))
     fresh = "reuse" if spec.prompts.reuse else secrets.token_hex(4)
     nonce = fresh if options.nonce is None else options.nonce
     async with target.connect() as admin:
@@ -202,7 +213,7 @@ async def _prepare(this: Run, lab: Lab) -> str:
             this.warn("reset_unverified", f"the reset is not proven: {found.reason}")
     state = found.state
     primed: dict[str, int] | None = None
-    if this.options.prime and spec.prime.enabled and (prompts := prime_prompts(this.plan, spec)):
+    if spec.prime.enabled and (prompts := prime_prompts(this.plan, spec)):
         this.observer.phase("prime")
         primed = await prime(lab, prompts, spec.prime.max_attempts)
         if primed["resident"] < primed["prompts"]:

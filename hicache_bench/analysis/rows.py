@@ -28,13 +28,14 @@ LoopKind = Literal["open", "closed"]
 class Rows:
     """n rows. `cols` holds float64 columns with NaN for "not known"; instants are nanoseconds after
     `origin_ns`, so that differences are exact in float64. `window` is (start, end) of the measured phase on
-    the same scale. `chunk_*` are flat over all rows, `chunk_row` is the row each chunk belongs to.
+    the same scale. `ended` tells, for each outcome that occurs, which rows ended so. `chunk_*` are flat over all rows, `chunk_row` is the row each chunk belongs to.
     """
 
     n: int
     origin_ns: int
     cols: Mapping[str, Floats]
     text: Mapping[str, NDArray[np.object_]]
+    ended: Mapping[str, Flags]
     chunk_row: NDArray[np.int64]
     chunk_ns: Floats
     chunk_tokens: NDArray[np.int64]
@@ -47,7 +48,11 @@ class Rows:
 
     def outcome(self, *names: str) -> Flags:
         """Which rows ended with one of these outcomes."""
-        return np.isin(self.text["outcome"].astype(str), names)
+        found = np.zeros(self.n, dtype=np.bool_)
+        for name in names:
+            if name in self.ended:
+                found |= self.ended[name]
+        return found
 
     @property
     def ok(self) -> Flags:
@@ -93,11 +98,13 @@ def rows_of(
         lengths, stamps, tokens = np.zeros_like(lengths), stamps[:0], tokens[:0]
     start = 0.0 if start_ns is not None else _edge(np.nanmin, cols["scheduled_ns"], cols["sent_ns"])
     end = float(end_ns - origin) if end_ns is not None else _edge(np.nanmax, cols["done_ns"], cols["last_token_ns"])
+    text = {name: words(table, name) for name in _WORDS}
     return Rows(
         n=table.num_rows,
         origin_ns=origin,
         cols=cols,
-        text={name: words(table, name) for name in _WORDS},
+        text=text,
+        ended={str(name): np.asarray(text["outcome"] == name, dtype=np.bool_) for name in set(text["outcome"])},
         chunk_row=np.repeat(np.arange(table.num_rows, dtype=np.int64), lengths),
         chunk_ns=(stamps - origin).astype(np.float64),
         chunk_tokens=tokens,

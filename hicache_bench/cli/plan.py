@@ -42,6 +42,7 @@ def command(workload: Path, format_: str, device_tokens: int | None, host_tokens
     """
     import msgspec
 
+    from hicache_bench.bench import capacity_of
     from hicache_bench.workload.footprint import footprint
     from hicache_bench.workload.plan import Capacity, build_plan
 
@@ -49,9 +50,9 @@ def command(workload: Path, format_: str, device_tokens: int | None, host_tokens
     page, capacity = page_size or 1, Capacity(device_tokens, host_tokens, None)
     if given["url"] is not None:
         info = asyncio.run(_sizes(given))
-        page = page_size or info.page_size or 1
-        capacity = Capacity(device_tokens or info.device_tokens, host_tokens or info.host_tokens,
-                            info.max_request_tokens)
+        page, found = page_size or info.page_size or 1, capacity_of(info)
+        capacity = Capacity(device_tokens or found.device_tokens, host_tokens or found.host_tokens,
+                            found.max_request_tokens)
     notes: list[str] = []
     plan = build_plan(spec, base_dir=workload.parent, page_size=page, capacity=capacity, notes=notes)
     print_ = footprint(plan, page)

@@ -62,10 +62,11 @@ def command(port: int, settings_from_stdin: bool, **settings: Any) -> None:
 
 def _run_loop(main: Coroutine[Any, Any, None]) -> None:
     try:
-        from uvloop import run
+        import uvloop
     except ImportError:
-        run = asyncio.run
-    run(main)
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
 
 
 def _config(settings: dict[str, Any]) -> SimConfig:

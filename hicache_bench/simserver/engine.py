@@ -129,8 +129,9 @@ class Engine:
             self.waiting -= 1
 
     async def _run_prefill(self, job: Job, received_ns: int, received_s: float) -> Generation:
+        admitted_ns = now_ns()
         async with self._prefill:
-            started_ns = max(received_ns, self._prefill_free_ns)
+            started_ns = max(admitted_ns, self._prefill_free_ns)
             cached = self.cache.match(job.ids, job.namespace, job.limit_tokens)
             end_ns = started_ns + self._prefill_ns(len(job.ids) - cached.total, cached)
             try:

@@ -107,7 +107,7 @@ def _member(value: Mapping[str, Any], kinds: tuple[Any, ...], path: str, where: 
     field = str(structs[0].__struct_config__.tag_field)
     by_tag = {str(kind.__struct_config__.tag): kind for kind in structs}
     tag = value.get(field)
-    if tag not in by_tag:
+    if not isinstance(tag, str) or tag not in by_tag:
         said = "is missing" if tag is None else f"= {tag!r} is unknown{_guess(str(tag), list(by_tag))}"
         raise UsageError(f"{where}: {path}.{field} {said}; allowed: {', '.join(by_tag)}")
     return by_tag[tag]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hicache_bench.records import Plan
-from hicache_bench.workload.prefix import PrefixIndex, ideal_cached, visit_session
+from hicache_bench.workload.prefix import PrefixIndex, visit_session
 
 
 @dataclass(slots=True)
@@ -30,7 +30,8 @@ class StreamFootprint:
 
     @property
     def ideal_hit_ratio(self) -> float | None:
-        """Cached share of the prompt tokens; None when no prompt could be counted."""
+        """Cached share of the prompt tokens with an unbounded cache, primed prefixes included; None when no prompt
+        could be counted."""
         return self.ideal_cached_tokens / self.prompt_tokens if self.prompt_tokens else None
 
 
@@ -61,5 +62,5 @@ def footprint(plan: Plan, page_size: int) -> Footprint:
                 total.unique_tokens += visit.new_tokens
                 total.unique_pages += visit.new_pages
                 total.shared_pages += visit.reused_pages
-                total.ideal_cached_tokens += ideal_cached(visit, page_size)
+                total.ideal_cached_tokens += turn.ideal_cached_tokens or 0
     return Footprint(whole, streams)

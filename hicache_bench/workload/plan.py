@@ -24,7 +24,7 @@ from hicache_bench.workload.mix import Capacity, Source, mix, sources
 from hicache_bench.workload.prefix import PrefixIndex, ideal_cached, visit_session
 from hicache_bench.workload.shapes import Draft
 from hicache_bench.workload.spec import Load, WorkloadSpec, dump_spec
-from hicache_bench.workload.streams import MultiTurn, SharedPrefix, Trace, Unique, kind_of
+from hicache_bench.workload.streams import MultiTurn, SharedPrefix, StreamSpec, Trace, Unique, kind_of
 
 __all__ = ["Capacity", "build_plan", "prime_prompts"]
 
@@ -74,11 +74,15 @@ def build_plan(
 def prime_prompts(plan: Plan, spec: WorkloadSpec) -> list[Prompt]:
     """One prompt for every shared beginning the plan uses: the prefix of each `shared_prefix` group and the
     system prompt of each `multi_turn` stream, with one fresh token after it (at least one is computed)."""
-    shared = {stream.name for stream in spec.stream if isinstance(stream, SharedPrefix)
-              or (isinstance(stream, MultiTurn) and stream.system_tokens)}
+    shared = {stream.name for stream in spec.stream if _has_head(stream)}
     heads = dict.fromkeys(session.turns[0].prompt.segments[0] for session in plan.sessions
                           if session.stream in shared)
     return [Prompt((head, Segment(f"{head.key}/prime", 1)), n_tokens=head.n_tokens + 1) for head in heads]
+
+
+def _has_head(stream: StreamSpec) -> bool:
+    """Whether the stream's sessions begin with something shared that the prime phase can send."""
+    return isinstance(stream, SharedPrefix) or (isinstance(stream, MultiTurn) and stream.system_tokens > 0)
 
 
 def _loop(load: Load) -> OpenLoop | ClosedLoop:
@@ -166,6 +170,10 @@ def _notes(source: Source) -> list[str]:
 def _annotate(spec: WorkloadSpec, order: _Order, page_size: int) -> list[Session]:
     """Sessions with planned lengths and ideal hits, in the order in which they start."""
     seen = PrefixIndex(page_size)
+    if spec.prime.enabled:
+        for index, draft in order:
+            if _has_head(spec.stream[index]):
+                seen.prime(draft.turns[0].prompt.segments[0])
     made = []
     for number, (index, draft) in enumerate(order):
         stream = spec.stream[index]

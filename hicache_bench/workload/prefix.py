@@ -33,6 +33,11 @@ class PrefixIndex:
         self._reused: dict[tuple[int, str], int] = {}
         self._nodes: dict[tuple[int, str, int], int] = {}
 
+    def prime(self, segment: Segment) -> None:
+        """Make a beginning resident before the load, as the prime phase does; it counts as nobody's request."""
+        edge = (0, segment.key)
+        self._seen[edge] = max(segment.n_tokens, self._seen.get(edge, 0))
+
     def visit(self, segments: Sequence[Segment], output_tokens: int, output_key: str | None = None) -> Visit:
         """Match a prompt, then insert it and its output.
 

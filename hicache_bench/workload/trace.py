@@ -65,12 +65,14 @@ def load_azure(stream: Trace, path: Path) -> Iterator[Draft]:
         where = f"{path}:{number}"
         stamp = _azure_ns(row["TIMESTAMP"], where)
         zero = stamp if zero is None else zero
+        if stamp < zero:
+            raise UsageError(f"{where}: {row['TIMESTAMP']} is earlier than the first row")
+        tokens = scaled(max(1, _whole(row["ContextTokens"], where)), stream.length_scale)
+        output = _whole(row["GeneratedTokens"], where)
         if not begin <= stamp - zero < end:
             continue
-        tokens = scaled(max(1, _whole(row["ContextTokens"], where)), stream.length_scale)
         segments = (Segment(f"{stream.name}/r{number}", tokens),)
-        turn = _turn(segments, _whole(row["GeneratedTokens"], where), stream)
-        yield Draft((turn,), arrival_ns=stamp - zero - begin)
+        yield Draft((_turn(segments, output, stream),), arrival_ns=stamp - zero - begin)
 
 
 def block_segments(

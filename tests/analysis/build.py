@@ -37,7 +37,8 @@ def rows(*attempts, **how):
 
 META = {
     "status": "complete", "name": "w", "workload": "w", "plan_digest": "abc", "loop": "open", "load": {"limit": 8},
-    "origin": "real", "start_state": "cold", "seed": 0, "warnings": [], "server": {"model": "tiny", "version": "0.5.23"},
+    "origin": "real", "start_state": "cold", "seed": 0, "warnings": [],
+    "server": {"model": "tiny", "version": "0.5.23"},
 }  # fmt: skip
 
 

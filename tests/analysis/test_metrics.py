@@ -106,7 +106,7 @@ def test_failures_are_in_no_latency():
 
 
 def test_d13_short_answers():
-    full = dict(chunks=[(10, 10)], planned_output_tokens=1024)
+    full = {"chunks": [(10, 10)], "planned_output_tokens": 1024}
     view = rows(attempt(**full, ignore_eos=True), attempt(**full, ignore_eos=False), attempt(**full))
     assert run("short_answers", view) == 1
 

@@ -20,8 +20,8 @@ def codes(found):
 
 
 def good(i=0, **fields):
-    told = dict(prompt_tokens=1000, cached_tokens=500, device_tokens=500, host_tokens=0, storage_tokens=0,
-                ideal_cached_tokens=600) | fields  # fmt: skip
+    told = {"prompt_tokens": 1000, "cached_tokens": 500, "device_tokens": 500, "host_tokens": 0, "storage_tokens": 0,
+            "ideal_cached_tokens": 600} | fields  # fmt: skip
     return attempt(20 * i, 20 * i, [(20 * i + 50, 1), (20 * i + 60, 1)], **told)
 
 
@@ -61,7 +61,7 @@ def test_d14_every_request_fails(tmp_path):
     assert [(line.outcome, line.message, line.count) for line in found.errors] == [("http", "404 Not Found", 20)]
     assert "all_failed" in codes(found)
     shown = strict(render_json(found))
-    assert shown["latency"]["ttft"] == dict(n=0, mean=None, p50=None, p90=None, p99=None, min=None, max=None)
+    assert shown["latency"]["ttft"] == {"n": 0} | dict.fromkeys(("mean", "p50", "p90", "p99", "min", "max"))
     assert "404 Not Found" in render_text(found)
     assert "nan" not in render_text(found).lower()
 

@@ -48,7 +48,7 @@ async def test_flush_retries_a_busy_server_and_tells_it_to_wait():
 
 async def test_flush_gives_up_at_the_deadline():
     async with admin_of(lambda seen: text_answer("Flush cache failed.\n", 400)) as (admin, _):
-        with pytest.raises(ServerError, match="not idle within 0.3 s") as caught:
+        with pytest.raises(ServerError, match=r"not idle within 0.3 s") as caught:
             await admin.flush(timeout_s=0.3)
         assert caught.value.status == 400
 
@@ -131,7 +131,7 @@ async def test_answers_that_are_none():
             await admin.health()
         assert caught.value.status is None
     async with aiohttp.ClientSession() as session:
-        with pytest.raises(ServerError, match="no answer from http://127.0.0.1:1"):
+        with pytest.raises(ServerError, match=r"no answer from http://127.0.0.1:1"):
             await Admin(session, "http://127.0.0.1:1").loads()
 
 
