@@ -99,7 +99,7 @@ def test_bad_cv_stages_and_speedup_are_refused():
 _stage = st.builds(Stage, st.integers(10**6, 10**10), st.floats(0, 200), st.floats(0, 200))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(_stage, min_size=1, max_size=4), st.sampled_from(["constant", "poisson", "gamma"]), st.integers(0, 9))
 def test_any_stages_give_sorted_instants_inside(stages, process, seed):
     made = pacing.stages_schedule(process, stages, seed=seed, cv=0.7)

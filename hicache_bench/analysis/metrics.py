@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hicache_bench.analysis.rows import Flags, Floats, Rows
 from hicache_bench.analysis.windows import Window, measured, steady
@@ -79,14 +80,11 @@ def _seconds(column: str) -> Callable[[Rows], Floats]:
 # --------------------------------------------------------------------------- many numbers a request
 
 
-def gaps(rows: Rows) -> tuple[Floats, Floats, Floats]:
+def gaps(rows: Rows) -> tuple[NDArray[np.int32], Floats, NDArray[np.int32]]:
     """(row, gap ns, tokens) of every chunk of an ok row but its first, whose wait is TTFT (vllm#7242)."""
     row = rows.chunk_row
-    follows = np.zeros(row.size, dtype=np.bool_)
-    follows[1:] = row[1:] == row[:-1]
-    keep = follows & rows.ok[row]
-    at = np.flatnonzero(keep)
-    return row[at].astype(np.float64), rows.chunk_ns[at] - rows.chunk_ns[at - 1], rows.chunk_tokens[at].astype(float)
+    at = np.flatnonzero((row[1:] == row[:-1]) & rows.ok[row[1:]]) + 1
+    return row[at], rows.chunk_ns[at] - rows.chunk_ns[at - 1], rows.chunk_tokens[at]
 
 
 def _chunk_gap(rows: Rows) -> Floats:
@@ -95,7 +93,7 @@ def _chunk_gap(rows: Rows) -> Floats:
 
 def _itl(rows: Rows) -> Floats:
     _, gap, tokens = gaps(rows)
-    return np.repeat(gap / np.maximum(tokens, 1), tokens.astype(np.int64))
+    return np.repeat(gap / np.maximum(tokens, 1), np.maximum(tokens, 0))
 
 
 # --------------------------------------------------------------------------- one number a run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,7 +28,8 @@ LoopKind = Literal["open", "closed"]
 class Rows:
     """n rows. `cols` holds float64 columns with NaN for "not known"; instants are nanoseconds after
     `origin_ns`, so that differences are exact in float64. `window` is (start, end) of the measured phase on
-    the same scale. `ended` tells, for each outcome that occurs, which rows ended so. `chunk_*` are flat over all rows, `chunk_row` is the row each chunk belongs to.
+    the same scale. `ended` tells, for each outcome that occurs, which rows ended so. `chunk_*` are flat over
+    all rows, `chunk_row` is the row each chunk belongs to (32 bits: chunks are most of the memory).
     """
 
     n: int
@@ -36,9 +37,9 @@ class Rows:
     cols: Mapping[str, Floats]
     text: Mapping[str, NDArray[np.object_]]
     ended: Mapping[str, Flags]
-    chunk_row: NDArray[np.int64]
+    chunk_row: NDArray[np.int32]
     chunk_ns: Floats
-    chunk_tokens: NDArray[np.int64]
+    chunk_tokens: NDArray[np.int32]
     window: tuple[float, float] | None
     loop: LoopKind | None
     concurrency: int | None
@@ -96,8 +97,8 @@ def rows_of(
     token_lengths, tokens = lists(table, "chunk_tokens")
     if not np.array_equal(lengths, token_lengths):  # a damaged row must not shift the chunks of all others
         lengths, stamps, tokens = np.zeros_like(lengths), stamps[:0], tokens[:0]
-    start = 0.0 if start_ns is not None else _edge(np.nanmin, cols["scheduled_ns"], cols["sent_ns"])
-    end = float(end_ns - origin) if end_ns is not None else _edge(np.nanmax, cols["done_ns"], cols["last_token_ns"])
+    start = 0.0 if start_ns is not None else _edge(np.min, cols["scheduled_ns"], cols["sent_ns"])
+    end = float(end_ns - origin) if end_ns is not None else _edge(np.max, cols["done_ns"], cols["last_token_ns"])
     text = {name: words(table, name) for name in _WORDS}
     return Rows(
         n=table.num_rows,
@@ -105,15 +106,15 @@ def rows_of(
         cols=cols,
         text=text,
         ended={str(name): np.asarray(text["outcome"] == name, dtype=np.bool_) for name in set(text["outcome"])},
-        chunk_row=np.repeat(np.arange(table.num_rows, dtype=np.int64), lengths),
+        chunk_row=np.repeat(np.arange(table.num_rows, dtype=np.int32), lengths),
         chunk_ns=(stamps - origin).astype(np.float64),
-        chunk_tokens=tokens,
+        chunk_tokens=tokens.astype(np.int32),
         window=None if start is None or end is None else (start, end),
         loop=loop,
         concurrency=concurrency,
     )
 
 
-def _edge(pick: np.ufunc | object, *columns: Floats) -> float | None:
+def _edge(pick: Callable[[Floats], np.float64], *columns: Floats) -> float | None:
     known = np.concatenate([column[~np.isnan(column)] for column in columns])
-    return float(pick(known)) if known.size else None  # type: ignore[operator]
+    return float(pick(known)) if known.size else None

@@ -71,9 +71,8 @@ def keeps(rows: Rows, bounds: tuple[Bound, ...]) -> Flags:
     for bound in bounds:
         if bound.metric == "itl":
             row, gap, tokens = gaps(rows)
-            index = row.astype(np.int64)
-            spent = np.bincount(index, weights=gap, minlength=rows.n)
-            counted = np.bincount(index, weights=tokens, minlength=rows.n)
+            spent = np.bincount(row, weights=gap, minlength=rows.n)
+            counted = np.bincount(row, weights=tokens, minlength=rows.n)
             good = good & (spent < bound.limit_ns * np.maximum(counted, 1))
         else:
             figure = samples(BY_NAME[bound.metric], rows)

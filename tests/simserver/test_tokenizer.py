@@ -1,11 +1,12 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hicache_bench.simserver.tokenizer import OUTPUT_IDS, VOCAB_SIZE, decode, encode
 from hicache_bench.workload.english import WORDS
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.text() | st.from_regex(r"( ?[a-z⟨⟩0-9]+)*", fullmatch=True))
 def test_every_text_comes_back(text):
     ids = encode(text)

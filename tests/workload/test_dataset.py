@@ -110,7 +110,7 @@ def test_an_empty_file_that_loops_ends(tmp_path):
         build(path, loop=True, load={"concurrency": 1, "requests": 12})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.one_of(st.binary(max_size=60), st.recursive(
     st.one_of(st.none(), st.integers(), st.text(max_size=3)),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(

@@ -120,13 +120,13 @@ def test_cut_session_keeps_its_first_turns():
 
 
 def test_zipf_uniform_and_grouped():
-    n = 20_000
+    n = 6_000
     counted = Counter(s.affinity for s in plan_of({**PREFIX, "popularity": "zipf"}, concurrency=1, requests=n).sessions)
     weights = np.array([1, 1 / 2, 1 / 3, 1 / 4])
     expected = n * weights / weights.sum()
-    assert [counted[f"p/g{g}"] for g in range(4)] == pytest.approx(expected, rel=0.05)
+    assert [counted[f"p/g{g}"] for g in range(4)] == pytest.approx(expected, rel=0.1)
     even = Counter(s.affinity for s in plan_of(PREFIX, concurrency=1, requests=n).sessions)
-    assert list(even.values()) == pytest.approx([n / 4] * 4, rel=0.05)
+    assert list(even.values()) == pytest.approx([n / 4] * 4, rel=0.1)
     grouped = [s.affinity for s in plan_of({**PREFIX, "order": "grouped"}, concurrency=1, requests=100).sessions]
     assert grouped == sorted(grouped)
 

@@ -136,7 +136,7 @@ def test_azure_needs_its_columns(tmp_path):
             list(load_azure(stream("azure_csv", path), path))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.one_of(st.binary(max_size=80), st.dictionaries(
     st.sampled_from(["timestamp", "input_length", "output_length", "hash_ids"]),
     st.one_of(st.none(), st.integers(-5, 1300), st.floats(), st.text(max_size=3),
@@ -153,6 +153,7 @@ def test_any_bytes_give_drafts_or_a_usage_error(tmp_path_factory, data):
             assert str(path) in str(error)
 
 
+@settings(max_examples=50, deadline=None)
 @given(tokens=st.integers(1, 5000), block=st.integers(1, 600), ceil=st.booleans(), scale=st.floats(0.01, 2))
 def test_block_lengths_add_up(tokens, block, ceil, scale):
     n = -(-tokens // block) if ceil else tokens // block
@@ -192,13 +193,9 @@ def test_mooncake_published_figures(name, requests, mean_in, mean_out, blocks, u
     assert (total, len(seen)) == (blocks, unique)
     assert hit_blocks / total == pytest.approx(by_block, abs=5e-5)
     assert hit_tokens / sum(lengths) == pytest.approx(by_token, abs=5e-5)
-
-
-def test_mooncake_conversation_has_ties_and_one_root():
-    path = public("mooncake_conversation_trace.jsonl")
-    drafts = list(load_mooncake(stream("mooncake", path), path))
-    assert len({draft.arrival_ns for draft in drafts}) == 1_180
-    assert {segments(draft)[0][0] for draft in drafts} == {"t/0"}
+    if name == "conversation":
+        assert len({draft.arrival_ns for draft in drafts}) == 1_180  # ties everywhere
+        assert {segments(draft)[0][0] for draft in drafts} == {"t/0"}
 
 
 @pytest.mark.parametrize(("name", "rows", "mean_in", "mean_out"),

@@ -121,7 +121,7 @@ def test_no_files_and_no_file(tmp_path):
         load(tmp_path / "none.json")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.recursive(
     st.one_of(st.none(), st.integers(-2, 200), st.floats(), st.sampled_from(["n", "s", "subagent"]),
               st.lists(st.integers(0, 3), max_size=3)),
