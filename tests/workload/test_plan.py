@@ -146,7 +146,8 @@ def test_fill_from_the_capacity():
     plan = plan_of(stream, page=128, capacity=Capacity(512 * 128, None, None), concurrency=1, notes=notes)
     assert len(plan.sessions) == 25  # ceil(1.2 * 512 / 25)
     assert notes == ["stream u: 25 prompts fill 1.2 of device"]
-    host = plan_of({**stream, "fill": 0.5, "of": "host"}, page=128, capacity=Capacity(None, 25 * 128 * 8), concurrency=1)
+    host = plan_of({**stream, "fill": 0.5, "of": "host"}, page=128, capacity=Capacity(None, 25 * 128 * 8),
+                   concurrency=1)
     assert len(host.sessions) == 4
 
 

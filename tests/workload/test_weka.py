@@ -131,13 +131,14 @@ def test_no_files_and_no_file(tmp_path):
 def test_any_json_gives_drafts_or_a_usage_error(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "fuzz.json"
     path.write_text(json.dumps(data))
+    said, drafts = str(path), []
     try:
         drafts = load(path)
     except UsageError as error:
-        assert str(path) in str(error)
-    else:
-        for draft in drafts:
-            assert all(before < n for n, turn in enumerate(draft.turns) for before in turn.after)
+        said = str(error)
+    assert str(path) in said
+    for draft in drafts:
+        assert all(before < n for n, turn in enumerate(draft.turns) for before in turn.after)
 
 
 def test_public_traces_count_by_floor_and_hit_as_published():
@@ -151,6 +152,6 @@ def test_public_traces_count_by_floor_and_hit_as_published():
             named = [s for s in turn.prompt.segments if not s.key.split("/")[-1].startswith("t")]
             assert len(named) == tokens // 64
     assert len(ratios) == 8
-    assert 0.60 < min(ratios)  # README: per-trace hit rate 61 to 100 %, mean 93 %
+    assert min(ratios) > 0.60  # README: per-trace hit rate 61 to 100 %, mean 93 %
     assert max(ratios) < 1.0
     assert sum(ratios) / len(ratios) == pytest.approx(0.93, abs=0.05)
