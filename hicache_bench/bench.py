@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import secrets
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -90,7 +91,7 @@ def _ignore(*_: object) -> None:
 
 async def token_space(spec: WorkloadSpec, target: Target, admin: Admin, nonce: str) -> TokenSpace:
     """The content of prompts as the workload asks: English in the server's tokens, or random ids."""
-    if spec.prompts.source == "random_ids" and spec.prompts.vocab is not None:
+    if spec.prompts.source == "random_ids":
         low, high = spec.prompts.vocab
         return TokenSpace.random_ids(low, high, nonce)
     return await english_space(target, admin, nonce)
@@ -130,7 +131,8 @@ async def run(spec: WorkloadSpec, spec_path: Path, target: Target, options: RunO
     """Measure once; returns the run directory. Raises BenchError after sealing what there is."""
     if not options.prime:
         spec = msgspec.structs.replace(spec, prime=msgspec.structs.replace(spec.prime, enabled=False))
-    fresh = "reuse" if spec.prompts.reuse else secrets.token_hex(4)
+    # Reused prompts depend on the seed alone, as everything else of the plan does.
+    fresh = f"seed{spec.seed}" if spec.prompts.reuse else secrets.token_hex(4)
     nonce = fresh if options.nonce is None else options.nonce
     async with target.connect() as admin:
         observer.phase("capture")
@@ -203,7 +205,8 @@ async def _prepare(this: Run, lab: Lab) -> str:
     if this.options.reset and (spec.reset.device_host or spec.reset.storage):
         this.observer.phase("reset")
         try:
-            found = await reset(lab, flush=True, clear_storage=_clears_storage(this))
+            found = await reset(lab, flush=True, clear_storage=_clears_storage(this),
+                                storage_absent=this.info.hicache is not None and this.info.storage_backend is None)
         except MeasureError as error:
             if spec.reset.on_failure == "error":
                 raise MeasureError(f"reset failed: {error}; set reset.on_failure = \"warn\" or use --no-reset "
@@ -343,6 +346,13 @@ def _metrics_sink(recorder: Recorder) -> Any:
 
 def _request_options(this: Run) -> RequestOptions:
     load, info = this.spec.load, this.info
+    if load.api == "chat" and this.spec.prompts.source == "random_ids":
+        raise UsageError('prompts.source = "random_ids" has no text, and the chat API takes text only; use '
+                         'source = "english" or another api')
+    live = any(turn.live for session in this.plan.sessions for turn in session.turns)
+    if load.api == "completions" and live and this.spec.prompts.format == "ids":
+        raise UsageError('a live history needs the answer\'s token ids, and /v1/completions answers with text; use '
+                         'prompts.format = "text", history = "scripted" or api = "generate"')
     if isinstance(load.dp_routing, int) and info.dp_size is not None and load.dp_routing >= info.dp_size:
         raise UsageError(f"dp routing asks for rank {load.dp_routing} but the server has {info.dp_size} rank(s): "
                          f"0 to {info.dp_size - 1}")
@@ -362,8 +372,9 @@ def _request_options(this: Run) -> RequestOptions:
 
 
 def _connections(plan: Plan) -> int:
-    """Sockets the load may need at once. Agent sessions run a few requests side by side."""
-    per_session = max((1 for _ in plan.sessions), default=1)
+    """Sockets the load may need at once. Turns that wait for the same turn run side by side (agents)."""
+    per_session = max((max(Counter(turn.after for turn in session.turns).values(), default=1)
+                       for session in plan.sessions), default=1)
     limit = plan.loop.concurrency if isinstance(plan.loop, ClosedLoop) else plan.loop.limit
     return min(limit, max(1, len(plan.sessions))) * per_session
 

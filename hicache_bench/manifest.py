@@ -34,13 +34,6 @@ class RunOptions:
     extra_body: Mapping[str, Any] = field(default_factory=dict)
 
 
-def slo_text(spec: WorkloadSpec) -> str | None:
-    """The workload's own goodput condition in the form of --slo; None when it names none."""
-    parts = [f"{name}<{limit}ns" for name in ("ttft", "itl", "tpot", "e2e")
-             if (limit := getattr(spec.slo, name, None)) is not None]
-    return ",".join(parts) or None
-
-
 def run_meta(spec: WorkloadSpec, plan: Plan, options: RunOptions, info: ServerInfo, nonce: str,
           target: Target) -> dict[str, Any]:
     """The first `run.json`; what is learned later is added to it."""
@@ -60,7 +53,7 @@ def run_meta(spec: WorkloadSpec, plan: Plan, options: RunOptions, info: ServerIn
         "nonce": nonce,
         "reuse_prompts": spec.prompts.reuse,
         "api": spec.load.api,
-        "slo": options.slo or slo_text(spec),
+        "slo": options.slo or spec.slo_text(),
         "url": target.url,
         "admin_url": target.admin_url,
         "argv": list(options.argv),

@@ -78,16 +78,18 @@ class ResetResult:
     verified: bool | None
     attempts: int
     reason: str
+    storage_absent: bool = False
 
     @property
     def state(self) -> str:
         """`cold`, `cold_l1_l2` (storage kept) or `as_found` when nothing was reset or shown."""
         if not self.flushed or not self.verified:
             return "as_found"
-        return "cold" if self.storage_cleared else "cold_l1_l2"
+        return "cold" if self.storage_cleared or self.storage_absent else "cold_l1_l2"
 
 
-async def reset(lab: Lab, *, flush: bool, clear_storage: bool, flush_timeout_s: float = 30.0) -> ResetResult:
+async def reset(lab: Lab, *, flush: bool, clear_storage: bool, storage_absent: bool = False,
+                flush_timeout_s: float = 30.0) -> ResetResult:
     """Flush L1+L2 and clear L3 as asked, and prove it with a prompt that was resident before.
 
     Raises ServerError when a call is refused (missing admin key, server busy for `flush_timeout_s`).
@@ -112,7 +114,7 @@ async def reset(lab: Lab, *, flush: bool, clear_storage: bool, flush_timeout_s: 
         lab.event("reset_probe", attempt=attempts, verified=verified, reason=reason, cached=seen.cached_tokens,
                   device=seen.device_tokens, host=seen.host_tokens, storage=seen.storage_tokens)
         if verified is not False or now_ns() > deadline_ns:
-            return ResetResult(True, clear_storage or None, verified, attempts, reason)
+            return ResetResult(True, clear_storage or None, verified, attempts, reason, storage_absent)
         await asyncio.sleep(1.0)  # polling step of the loop above, which has its deadline
 
 

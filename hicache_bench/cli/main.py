@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Any
 
@@ -10,6 +11,9 @@ import click
 
 from hicache_bench import __version__
 from hicache_bench.errors import EXIT_MEASURE, BenchError
+
+TRACEBACK_ENV = "HICACHE_BENCH_TRACEBACK"
+"""Set to anything: an unexpected error shows its traceback instead of one line."""
 
 VERBS: dict[str, tuple[str, str]] = {
     "run": ("hicache_bench.cli.run", "Measure a server under a workload and keep a run directory."),
@@ -65,7 +69,7 @@ def main(argv: list[str] | None = None) -> Any:
     try:
         code = cli.main(args=argv, prog_name="hicache-bench", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
-    except click.exceptions.Abort:
+    except (click.exceptions.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         sys.exit(130)
     except click.ClickException as error:
@@ -80,4 +84,14 @@ def main(argv: list[str] | None = None) -> Any:
         sys.exit(0)
     except OSError as error:
         click.echo(f"error: {error}", err=True)
+        sys.exit(EXIT_MEASURE)
+    except MemoryError as error:
+        click.echo(f"error: out of memory: {error}; make the plan smaller (-n, -d)", err=True)
+        sys.exit(EXIT_MEASURE)
+    except Exception as error:
+        if os.environ.get(TRACEBACK_ENV):
+            raise
+        text = " ".join(str(error).split())[:300]
+        click.echo(f"error: a fault of hicache-bench itself: {type(error).__name__}: {text} "
+                   f"(set {TRACEBACK_ENV}=1 to see where)", err=True)
         sys.exit(EXIT_MEASURE)

@@ -95,7 +95,7 @@ def dp_routing(text: str | None) -> Literal["none", "round_robin", "sticky"] | i
         "none": "none", "round_robin": "round_robin", "sticky": "sticky"}
     if text in named:
         return named[text]
-    if text.isdigit():
+    if text.isascii() and text.isdigit() and len(text) < 10:
         return int(text)
     raise UsageError(f"--dp-routing {text!r}: allowed are none, round_robin, sticky or a rank number")
 

@@ -18,6 +18,7 @@ from hicache_bench.cli.options import (
     make_target,
     server_options,
 )
+from hicache_bench.errors import UsageError
 from hicache_bench.units import format_count, format_percent
 
 
@@ -46,6 +47,9 @@ def command(workload: Path, format_: str, device_tokens: int | None, host_tokens
     from hicache_bench.workload.footprint import footprint
     from hicache_bench.workload.plan import Capacity, build_plan
 
+    for option, size in (("--device-tokens", device_tokens), ("--host-tokens", host_tokens), ("--page-size", page_size)):
+        if size is not None and not 1 <= size < 2**40:
+            raise UsageError(f"{option} {size}: allowed are 1 to 2^40 - 1")
     spec = make_spec(workload, given)
     page, capacity = page_size or 1, Capacity(device_tokens, host_tokens, None)
     if given["url"] is not None:

@@ -34,7 +34,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         tables = msgspec.toml.decode(path.read_bytes())
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"{path}: not readable as TOML: {error}") from None
     return typing.cast("dict[str, Any]", tables)
 

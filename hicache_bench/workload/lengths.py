@@ -63,6 +63,9 @@ class Empirical(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
             need(fine, "weights", self.weights, "must not be negative, nor all zero")
 
 
+MOST_TOKENS = 2**31 - 1
+"""No length is drawn above this: SGLang counts tokens in 32 bits, and so do its clients."""
+
 Length: TypeAlias = int | Uniform | LogNormal | Empirical
 
 
@@ -104,6 +107,9 @@ def check_length(key: str, length: Length, least: int = 1) -> None:
     lowest = length if isinstance(length, int) else (
         min(length.values) if isinstance(length, Empirical) else length.min)
     need(lowest >= least, key, lowest, f"must be at least {least}")
+    highest = length if isinstance(length, int) else (
+        max(length.values) if isinstance(length, Empirical) else max(length.min, length.max or 0))
+    need(highest <= MOST_TOKENS, key, highest, f"must be at most {MOST_TOKENS}")
 
 
 def check_pause(key: str, pause: Pause) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,9 @@ from hicache_bench.workload.streams import StreamSpec, Trace
 
 Api = Literal["generate", "completions", "chat"]
 Arrival = Literal["constant", "poisson", "gamma", "trace"]
+
+MOST_REQUESTS = 10_000_000
+"""A plan is held in memory whole; more than so many requests or starts are refused before they are drawn."""
 
 
 class Prompts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,15 +75,20 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         for key in ("concurrency", "requests", "limit"):
             value = getattr(self, key)
             need(value is None or value >= 1, key, value, "must be at least 1")
+            need(value is None or value <= MOST_REQUESTS, key, value, f"must be at most {MOST_REQUESTS}")
         need(self.rate is None or self.rate > 0, "rate", self.rate, "must be above 0")
-        need(self.cv > 0, "cv", self.cv, "must be above 0")
+        need(0 < self.cv < math.inf, "cv", self.cv, "must be above 0 and finite")
         need(self.duration is None or self.duration > 0, "duration", self.duration, "must be above 0")
         need(self.stages != (), "stages", [], "must not be empty")
-        need(self.temperature >= 0, "temperature", self.temperature, "must be at least 0")
+        need(0 <= self.temperature < math.inf, "temperature", self.temperature, "must be at least 0 and finite")
         fixed = self.dp_routing
-        need(isinstance(fixed, str) or fixed >= 0, "dp_routing", fixed, "a fixed rank is at least 0")
+        need(isinstance(fixed, str) or 0 <= fixed < 2**31, "dp_routing", fixed, "a fixed rank is 0 to 2^31 - 1")
         ways = [key for key in ("concurrency", "rate", "stages") if getattr(self, key) is not None]
         need(len(ways) <= 1, ways[0] if ways else "rate", "…", f"give one of {', '.join(ways)}")
+        starts = (self.rate or 0.0) * (self.duration or 0) / 10**9 if self.requests is None else 0.0
+        for stage in self.stages or ():
+            starts += max(stage.rate, stage.to or 0.0) * stage.duration / 10**9
+        need(starts <= MOST_REQUESTS, "duration", f"{starts:.3g} starts", f"must give at most {MOST_REQUESTS} starts")
 
     @property
     def timeout_ns(self) -> int | None:
@@ -111,7 +120,7 @@ class Warmup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     requests: int = 0
 
     def __post_init__(self) -> None:
-        need(self.requests >= 0, "requests", self.requests, "must be at least 0")
+        need(0 <= self.requests <= MOST_REQUESTS, "requests", self.requests, f"must be 0 to {MOST_REQUESTS}")
 
 
 class Settle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

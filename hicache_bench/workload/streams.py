@@ -6,6 +6,7 @@ share 1, but a trace or data set is then played whole.
 
 from __future__ import annotations
 
+import math
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -13,7 +14,11 @@ import msgspec
 from hicache_bench.errors import UsageError
 from hicache_bench.units import parse_duration_ns
 from hicache_bench.workload.decode import need
-from hicache_bench.workload.lengths import Length, Pause, check_length, check_pause
+from hicache_bench.workload.lengths import MOST_TOKENS, Length, Pause, check_length, check_pause
+
+MOST_COUNT = MOST_GROUPS = 10_000_000
+MOST_FILL = 1_000_000
+"""Beyond these a plan does not fit in memory; refused rather than drawn."""
 
 
 class SharedPrefix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind",
@@ -33,8 +38,8 @@ class SharedPrefix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         _check_head(self.name, self.share, self.count)
-        need(self.groups >= 1, "groups", self.groups, "must be at least 1")
-        need(self.zipf_alpha > 0, "zipf_alpha", self.zipf_alpha, "must be above 0")
+        need(1 <= self.groups <= MOST_GROUPS, "groups", self.groups, f"must be 1 to {MOST_GROUPS}")
+        need(0 < self.zipf_alpha < math.inf, "zipf_alpha", self.zipf_alpha, "must be above 0 and finite")
         check_length("prefix_tokens", self.prefix_tokens)
         check_length("suffix_tokens", self.suffix_tokens)
         check_length("output_tokens", self.output_tokens)
@@ -55,7 +60,7 @@ class Unique(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __post_init__(self) -> None:
         _check_head(self.name, self.share, self.count)
         if self.fill is not None:
-            need(self.fill > 0, "fill", self.fill, "must be above 0")
+            need(0 < self.fill <= MOST_FILL, "fill", self.fill, f"must be above 0, at most {MOST_FILL}")
             alone = self.count is None and self.share is None
             need(alone, "fill", self.fill, "stands instead of share and count")
         check_length("prompt_tokens", self.prompt_tokens)
@@ -84,7 +89,8 @@ class MultiTurn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         check_length("first_tokens", self.first_tokens)
         check_length("turn_tokens", self.turn_tokens)
         check_length("output_tokens", self.output_tokens)
-        need(self.system_tokens >= 0, "system_tokens", self.system_tokens, "must be at least 0")
+        need(0 <= self.system_tokens <= MOST_TOKENS, "system_tokens", self.system_tokens,
+             f"must be 0 to {MOST_TOKENS}")
         check_pause("think", self.think)
 
 
@@ -109,10 +115,11 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def __post_init__(self) -> None:
         _check_head(self.name, self.share, self.count)
         for key in ("speedup", "length_scale", "output_scale"):
-            need(getattr(self, key) > 0, key, getattr(self, key), "must be above 0")
+            need(0 < getattr(self, key) < math.inf, key, getattr(self, key), "must be above 0 and finite")
         for key in ("max_requests", "max_prompt_tokens", "block_tokens"):
             value = getattr(self, key)
             need(value is None or value >= 1, key, value, "must be at least 1")
+        _check_path(self.path)
         if self.window is not None:
             try:
                 begin, end = self.window_ns
@@ -146,6 +153,7 @@ class Dataset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         check_length("output_tokens", self.output_tokens)
         value = self.max_requests
         need(value is None or value >= 1, "max_requests", value, "must be at least 1")
+        _check_path(self.path)
 
 
 StreamSpec: TypeAlias = SharedPrefix | Unique | MultiTurn | Trace | Dataset
@@ -160,5 +168,9 @@ def _check_head(name: str, share: float | None, count: int | None) -> None:
     fine = name != "" and all(letter.isalnum() or letter in "-_." for letter in name)
     need(fine, "name", name, "must be made of letters, digits, - _ .")
     need(share is None or count is None, "share", share, "give share or count, not both")
-    need(share is None or share > 0, "share", share, "must be above 0")
-    need(count is None or count >= 0, "count", count, "must be at least 0")
+    need(share is None or 0 < share < math.inf, "share", share, "must be above 0 and finite")
+    need(count is None or 0 <= count <= MOST_COUNT, "count", count, f"must be 0 to {MOST_COUNT}")
+
+
+def _check_path(path: str) -> None:
+    need(path != "" and "\0" not in path, "path", path, "must name a file")
