@@ -47,7 +47,8 @@ def command(workload: Path, format_: str, device_tokens: int | None, host_tokens
     from hicache_bench.workload.footprint import footprint
     from hicache_bench.workload.plan import Capacity, build_plan
 
-    for option, size in (("--device-tokens", device_tokens), ("--host-tokens", host_tokens), ("--page-size", page_size)):
+    sizes = (("--device-tokens", device_tokens), ("--host-tokens", host_tokens), ("--page-size", page_size))
+    for option, size in sizes:
         if size is not None and not 1 <= size < 2**40:
             raise UsageError(f"{option} {size}: allowed are 1 to 2^40 - 1")
     spec = make_spec(workload, given)
