@@ -206,7 +206,8 @@ async def test_d14_every_request_fails():
 
 async def test_d15_nothing_divides_by_zero():
     row = await ask(stream(event(native("abc", 3, finish="length"))), "generate")
-    instants = ("scheduled_ns", "sent_ns", "headers_ns", "first_token_ns", "first_content_ns", "last_token_ns", "done_ns")
+    instants = ("scheduled_ns", "sent_ns", "headers_ns", "first_token_ns", "first_content_ns", "last_token_ns",
+                "done_ns")
     frozen = replace(row, **dict.fromkeys(instants, 5))
     frozen.chunk_ns = [5]
     for name in BY_NAME:
