@@ -29,8 +29,9 @@ def command(results: Path, format_: str) -> None:
     rows = []
     for found in list_runs(results):
         meta = found.meta
+        server = meta.get("server")
         values = (found.path.name, found.status, meta.get("workload"), meta.get("origin"), meta.get("start_state"),
-                  meta.get("plan_digest"), (meta.get("server") or {}).get("model"))
+                  meta.get("plan_digest"), server.get("model") if isinstance(server, dict) else None)
         rows.append(dict(zip(COLUMNS, values, strict=True)))
     if format_ == "json":
         click.echo(msgspec.json.encode(rows).decode())

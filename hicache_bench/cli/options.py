@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import click
 
+from hicache_bench.clock import NS_PER_MS
 from hicache_bench.errors import UsageError
 from hicache_bench.units import parse_count, parse_duration_ns, parse_rate
 
@@ -107,6 +108,8 @@ def make_target(given: Mapping[str, Any], url: str, metrics: tuple[str, ...] = (
     from hicache_bench.sglang.urls import normalize_base
     from hicache_bench.target import Target
 
+    if interval_ns is not None and interval_ns < NS_PER_MS:
+        raise UsageError("--metrics-interval must be at least 1ms")
     return Target(
         url=normalize_base(url),
         admin_url=normalize_base(given["admin_url"]) if given["admin_url"] else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from hicache_bench.cli.options import (
 from hicache_bench.errors import EXIT_MEASURE, EXIT_OK, MeasureError, UsageError
 
 EXIT_INTERRUPTED = 130
+_NONCE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 @click.command("run")
@@ -62,10 +64,11 @@ def command(workload: Path, **given: Any) -> int:
     from hicache_bench.cli.progress import make_observer
     from hicache_bench.manifest import RunOptions
 
+    _check_texts(given)
     spec = make_spec(workload, given)
     options = RunOptions(
         results=given["results"],
-        argv=sys.argv[1:],
+        argv=[text.encode("utf-8", "replace").decode() for text in sys.argv[1:]],
         tags=_tags(given["tags"]),
         nonce=given["nonce"],
         reset=not given["no_reset"],
@@ -138,6 +141,18 @@ def _report(run_dir: Path, format_: str, interrupted: bool) -> int:
         click.echo("error: every request failed; the error table above says how", err=True)
         return EXIT_MEASURE
     return EXIT_INTERRUPTED if interrupted else EXIT_OK
+
+
+def _check_texts(given: dict[str, Any]) -> None:
+    """What goes into requests and files must be text; the nonce is part of every request id, too."""
+    for name in ("model", "extra_body", "tags"):
+        try:
+            "".join(given[name] or "").encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"--{name.rstrip('s').replace('_', '-')} is not UTF-8 text") from None
+    nonce = given["nonce"]
+    if nonce is not None and not _NONCE.fullmatch(nonce):
+        raise UsageError(f"--nonce {nonce[:70]!r}: allowed are 1 to 64 letters, digits and - _ .")
 
 
 def _tags(texts: tuple[str, ...]) -> dict[str, str]:

@@ -19,6 +19,9 @@ Headers = tuple[tuple[str, str], ...]
 _TOKEN_CHARS = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 
+_FRAMING = frozenset({"content-length", "transfer-encoding", "connection", "content-encoding"})
+
+
 @dataclass(frozen=True, slots=True)
 class Keys:
     """The key for ordinary routes and the one for administrative routes (None: send no key)."""
@@ -65,6 +68,8 @@ def parse_header(text: str) -> tuple[str, str]:
         raise UsageError("a header is written like 'Name: value' and its name has no blanks; "
                          f"got {name[:40]!r} before the colon" if colon else
                          "a header is written like 'Name: value'; the given one has no colon")
+    if name.lower() in _FRAMING:
+        raise UsageError(f"header {name} belongs to the framing of each request and cannot be set")
     _check_value(value, f"header {name}")
     return name, value
 

@@ -51,7 +51,12 @@ _DEFAULTS = SimConfig()
 @click.option("--admin-api-key", envvar="HICACHE_BENCH_SIM_ADMIN_API_KEY")
 @click.option("--settings-from-stdin", is_flag=True, hidden=True)
 def command(port: int, settings_from_stdin: bool, **settings: Any) -> None:
-    """A server without a model: SGLang's routes, a simulated cache, made-up timing. Loopback only."""
+    """A server without a model: SGLang's routes, a simulated cache, made-up timing. Loopback only.
+
+    \b
+    Example:
+      hicache-bench serve --port 30000 --max-total-tokens 65536 --hicache-ratio 2
+    """
     try:
         config = _read_settings() if settings_from_stdin else _config(settings)
         _run_loop(_serve(config, port, until_stdin_ends=settings_from_stdin))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from hicache_bench.errors import UsageError
@@ -46,8 +47,8 @@ class SimConfig:
                 raise UsageError(f"simulated server: {name} is {getattr(self, name)}; allowed: 1 or more")
         for name in ("hicache_ratio", "prefetch_threshold", "prefill_tokens_per_s", "decode_ms",
                      "host_ms_per_1k_tokens", "storage_ms_per_1k_tokens"):
-            if not getattr(self, name) >= 0:
-                raise UsageError(f"simulated server: {name} is {getattr(self, name)}; allowed: 0 or more")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UsageError(f"simulated server: {name} is {getattr(self, name)}; allowed: 0 or more, finite")
         if self.max_total_tokens < 2 * self.page_size or self.max_input_tokens < 2:
             raise UsageError(f"simulated server: a pool of {self.max_total_tokens} tokens with a context of "
                              f"{self.context_length} holds no request; allowed: two pages and 9 tokens or more")

@@ -42,7 +42,7 @@ class RunDir:
     def create(cls, root: Path, name: str) -> RunDir:
         """A new folder `<UTC time>-<name>-<4 hex>` under `root`; StoreError when it cannot be made."""
         stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-        slug = re.sub(r"[^A-Za-z0-9_.]+", "_", name).strip("._") or "run"
+        slug = re.sub(r"[^A-Za-z0-9_.]+", "_", name)[:80].strip("._") or "run"
         for _ in range(16):
             path = Path(root) / f"{stamp}-{slug}-{secrets.token_hex(2)}"
             try:
