@@ -213,6 +213,9 @@ async def _prepare(this: Run, lab: Lab) -> str:
                                    "to measure the cache as found") from error
             this.warn("reset_failed", f"reset failed: {error}", "the cache is as found")
         if found.verified is not True:
+            if spec.reset.on_failure == "error":
+                raise MeasureError(f"the reset is not proven: {found.reason}; set reset.on_failure = \"warn\" or use "
+                                   "--no-reset to measure the cache as found")
             this.warn("reset_unverified", f"the reset is not proven: {found.reason}")
     state = found.state
     primed: dict[str, int] | None = None

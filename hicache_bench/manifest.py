@@ -45,8 +45,8 @@ def run_meta(spec: WorkloadSpec, plan: Plan, options: RunOptions, info: ServerIn
         "workload": spec.name,
         "plan_digest": plan.digest,
         "loop": "closed" if isinstance(plan.loop, ClosedLoop) else "open",
-        "load": {"concurrency": plan.loop.concurrency} if isinstance(plan.loop, ClosedLoop)
-        else {"limit": plan.loop.limit},
+        "load": _load_meta(spec, plan),
+        "requests": plan.n_requests,
         "origin": info.origin,
         "start_state": "unknown",
         "seed": plan.seed,
@@ -66,6 +66,16 @@ def run_meta(spec: WorkloadSpec, plan: Plan, options: RunOptions, info: ServerIn
         "server": {"model": info.model, "version": info.version, "fingerprint": info.fingerprint,
                    "page_size": info.page_size},
     }
+
+
+def _load_meta(spec: WorkloadSpec, plan: Plan) -> dict[str, Any]:
+    """The loop in figures: concurrency of a closed one; rate (1/s; None with stages or recorded times), arrival
+    and limit of an open one; what ends it."""
+    load = spec.load
+    loop: dict[str, Any] = ({"concurrency": plan.loop.concurrency} if isinstance(plan.loop, ClosedLoop) else
+                            {"rate": load.rate, "arrival": load.arrival, "staged": load.stages is not None,
+                             "limit": plan.loop.limit})
+    return {**loop, "duration_ns": plan.stop.duration_ns, "requests": plan.stop.requests}
 
 
 def _versions() -> dict[str, str | None]:

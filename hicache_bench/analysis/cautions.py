@@ -16,6 +16,8 @@ from hicache_bench.units import format_bytes, format_count, format_ns, format_pe
 
 LAG_LIMIT_NS = 10 * NS_PER_MS
 CPU_LIMIT = 0.9
+LAG_SAMPLES = 100
+"""Fewer lag samples than this (2 s of them) have no p99 worth a warning."""
 BACKLOG_LIMIT_BYTES = 256 * 2**20
 
 
@@ -60,8 +62,10 @@ def _client(rows: Rows, meta: Mapping[str, Any]) -> Iterator[Caution]:
                       "this client was too slow; lower the rate or give it more CPU")  # fmt: skip
     client = meta.get("client")
     health: Mapping[str, Any] = client if isinstance(client, Mapping) else {}
-    if _over(health.get("loop_lag_p99_ns"), LAG_LIMIT_NS):
-        yield Caution("loop_lag", f"the event loop was late: p99 {format_ns(health['loop_lag_p99_ns'])}",
+    if _over(health.get("loop_lag_p99_ns"), LAG_LIMIT_NS) and not _under(health.get("samples"), LAG_SAMPLES):
+        simulated = meta.get("origin") == "simulated"
+        shared = "; it shares this machine with the built-in server" if simulated else ""
+        yield Caution("loop_lag", f"the event loop was late: p99 {format_ns(health['loop_lag_p99_ns'])}{shared}",
                       "latencies include this client's own delay; lower the load or give it more CPU")  # fmt: skip
     if _over(health.get("cpu_fraction"), CPU_LIMIT):
         yield Caution("client_cpu", f"this client used {format_percent(health['cpu_fraction'])} of one core",
@@ -84,6 +88,10 @@ def _answers(rows: Rows, meta: Mapping[str, Any]) -> Iterator[Caution]:
         yield Caution("tier_sum", f"in {over} answers the tiers add up to more than the cached tokens",
                       "do not trust the tier figures of this server")  # fmt: skip
     cached = total(rows["cached_tokens"], ok)
+    lower = [total(rows[f"{tier}_tokens"], ok) for tier in ("host", "storage")]
+    if cached and lower[0] == 0 and not lower[1]:
+        yield Caution("device_only", "nothing was served from host or storage: what this load reuses stays on the "
+                      "device", "to see the lower tiers, add unique prompts (fill), groups or sessions")  # fmt: skip
     if meta.get("start_state") == "cold" and (excess := _beyond_ideal(rows)):
         yield Caution("not_cold", f"the start was cold, yet {format_count(excess)} more prompt tokens were cached "
                       "than the plan's own sharing explains",
@@ -106,6 +114,10 @@ def _beyond_ideal(rows: Rows) -> float:
     """Cached tokens above what the plan's prefixes allow (bug D19); an unknown ideal allows none."""
     cached, ideal = total(rows["cached_tokens"], rows.ok), total(rows["ideal_cached_tokens"], rows.ok)
     return max(0.0, (cached or 0.0) - (ideal or 0.0))
+
+
+def _under(number: Any, limit: int) -> bool:
+    return isinstance(number, int) and number < limit
 
 
 def _over(number: Any, limit: float) -> bool:

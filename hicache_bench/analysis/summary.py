@@ -31,6 +31,7 @@ from hicache_bench.records import OUTCOMES
 from hicache_bench.stats import Summary, ratio, summary
 from hicache_bench.store.reader import read_attempts, skipped_files
 from hicache_bench.store.rundir import RunDir
+from hicache_bench.units import format_ns
 
 TOP_ERRORS = 10
 
@@ -102,6 +103,26 @@ def loop_kind(meta: Mapping[str, Any]) -> LoopKind | None:
     """open, closed, or None where run.json does not say."""
     kind = meta.get("loop")
     return "open" if kind == "open" else "closed" if kind == "closed" else None
+
+
+def load_text(meta: Mapping[str, Any]) -> str | None:
+    """The load in a few characters, as it is asked for: `c=8 n=400`, `r=8/s poisson 60s`; None where not stored."""
+    load = meta.get("load")
+    if not isinstance(load, Mapping):
+        return None
+    concurrency, rate, arrival = _int(load.get("concurrency")), load.get("rate"), load.get("arrival")
+    if concurrency is not None:
+        parts = [f"c={concurrency}"]
+    elif load.get("staged"):
+        parts = ["stages", str(arrival)]
+    elif arrival == "trace":
+        parts = ["recorded times"]
+    else:
+        parts = [f"r={rate:g}/s", str(arrival)] if isinstance(rate, int | float) else []
+    duration, requests = _int(load.get("duration_ns")), _int(load.get("requests"))
+    parts += [f"d={format_ns(duration)}"] if duration is not None else []
+    parts += [f"n={requests}"] if requests is not None else []
+    return " ".join(parts) or None
 
 
 def summarize(run_dir: Path, slo: str | None = None) -> RunSummary:

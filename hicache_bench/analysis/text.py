@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tabulate import tabulate
 
 from hicache_bench.analysis.metrics import BY_NAME
+from hicache_bench.analysis.summary import RunSummary, TierUse, load_text
 from hicache_bench.stats import Summary
 from hicache_bench.units import format_count, format_ns, format_percent
-
-if TYPE_CHECKING:
-    from hicache_bench.analysis.summary import RunSummary, TierUse
 
 SIMULATED = "SIMULATED server: these figures are not measurements of real hardware"
 _MESSAGE_CHARS = 100
@@ -58,7 +56,7 @@ def _head(found: RunSummary) -> str:
     server: Mapping[str, Any] = found_server if isinstance(found_server := meta.get("server"), Mapping) else {}
     facts = [
         f"run {found.run}", f"status {found.status}", f"workload {_or(meta.get('workload'))}",
-        f"plan {_or(meta.get('plan_digest'))}", f"loop {_or(meta.get('loop'))}",
+        f"plan {_or(meta.get('plan_digest'))}", f"loop {_or(meta.get('loop'))} {load_text(meta) or ''}".rstrip(),
         f"start {_or(meta.get('start_state'))}", f"seed {_or(meta.get('seed'))}",
     ]  # fmt: skip
     lines = [SIMULATED] if meta.get("origin") == "simulated" else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -63,6 +64,7 @@ def build_plan(
     order = mix(parts, spec.seed, sessions=sessions, requests=load.requests)
     _check_fit(spec, order, capacity)
     said += [note for source in parts for note in _notes(source)]
+    said += _cut_short(parts, order)
     if not order:
         raise UsageError(f"workload {spec.name}: no requests to send; its streams are empty "
                          "(counts of 0, an empty window, or everything dropped)")
@@ -164,6 +166,21 @@ def _notes(source: Source) -> list[str]:
         said.append(f"stream {name}: {fitted.truncated} prompts were truncated to fit")
     if fitted.dropped:
         said.append(f"stream {name}: {fitted.dropped} requests were dropped as too long")
+    return said
+
+
+def _cut_short(parts: list[Source], order: _Order) -> list[str]:
+    """A stream that the total (-n, or the schedule's length) leaves less than it asks for is named, never lost."""
+    sent = Counter(index for index, _ in order)
+    said = []
+    for index, source in enumerate(parts):
+        asked = source.count
+        if asked is not None and sent[index] < asked:
+            said.append(f"stream {source.stream.name}: {sent[index]:,} of its {asked:,} sessions fit into the "
+                        "total; raise the number of requests or the duration to send them all")
+        elif asked is None and not sent[index]:
+            said.append(f"stream {source.stream.name}: nothing is sent, the streams with a count use up the total; "
+                        "raise the number of requests or the duration")
     return said
 
 

@@ -320,3 +320,17 @@ def test_a_plan_of_200k_requests_is_small():
     grown_mib, seconds = map(float, out.stdout.split())
     assert grown_mib < 220
     assert seconds < 60
+
+
+def test_a_stream_that_the_total_cuts_is_named():
+    notes = []
+    plan_of({**UNIQUE, "name": "pressure", "count": 40}, {**UNIQUE, "name": "rest", "share": 1}, concurrency=1,
+            requests=10, notes=notes)
+    assert any("pressure: 10 of its 40" in note for note in notes)
+    assert any("rest: nothing is sent" in note for note in notes)
+
+
+def test_nothing_is_said_when_everything_fits():
+    notes = []
+    plan_of({**UNIQUE, "count": 40}, concurrency=1, requests=50, notes=notes)
+    assert not notes
