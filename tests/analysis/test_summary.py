@@ -135,3 +135,21 @@ def test_objective(tmp_path):
 def test_no_run(tmp_path):
     with pytest.raises(StoreError, match=r"run\.json"):
         summarize(tmp_path)
+
+
+def test_loop_lag_of_too_few_samples_is_no_caution(tmp_path):
+    lag = {"loop_lag_p99_ns": 20 * MS, "samples": 40}
+    assert "loop_lag" not in codes(summarize(run_dir(tmp_path, good(), client=lag).path))
+    assert "loop_lag" in codes(summarize(run_dir(tmp_path, good(), client={**lag, "samples": 400}).path))
+
+
+def test_host_hits_or_an_unknown_host_tier_are_no_device_only_load(tmp_path):
+    def found(**tiers):
+        row = attempt(0, 0, [(50, 2)], prompt_tokens=100, cached_tokens=40, device_tokens=40, **tiers)
+        return codes(summarize(run_dir(tmp_path, row).path))
+
+    assert "device_only" in found(host_tokens=0)
+    assert "device_only" in found(host_tokens=0, storage_tokens=0)
+    assert "device_only" not in found()
+    assert "device_only" not in found(host_tokens=8)
+    assert "device_only" not in found(host_tokens=0, storage_tokens=8)
