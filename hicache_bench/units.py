@@ -17,12 +17,31 @@ _BYTES = {"": 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "Ki
 _PER_S = {"/s": 1.0, "": 1.0, "/m": 1 / 60, "/min": 1 / 60, "/h": 1 / 3600, "rps": 1.0}
 
 
+_MEANT: dict[str, dict[str, str]] = {
+    "duration": {"": "s", "sec": "s", "secs": "s", "second": "s", "seconds": "s", "msec": "ms", "mins": "m",
+                 "minute": "m", "minutes": "m", "hr": "h", "hour": "h", "hours": "h", "/s": "s", "/m": "m"},
+    "rate": {"s": "/s", "/sec": "/s", "/second": "/s", "qps": "/s", "req/s": "/s", "r/s": "/s", "hz": "/s", "m": "/m",
+             "rpm": "/m", "/minute": "/m", "/hour": "/h", "h": "/h"},
+    "count": {"kb": "k", "kib": "Ki", "mb": "M", "mib": "Mi", "gb": "G", "gib": "Gi", "b": ""},
+    "size": {"k": "kB", "m": "MB", "g": "GB", "ki": "KiB", "mi": "MiB", "gi": "GiB", "t": "TiB", "tb": "TiB"},
+}
+"""What people write (lower case) instead of a unit of ours."""
+
+
 def _parse(text: str, table: Mapping[str, float], what: str, example: str) -> float:
     match = _NUMBER.fullmatch(text)
     if match is None or match.group(2) not in table:
+        meant = None if match is None else _meant(match.group(2), table, _MEANT[what])
+        guess = "" if match is None or meant is None else f"; did you mean {match.group(1)}{meant}?"
         allowed = " ".join(unit for unit in table if unit)
-        raise UsageError(f"{text!r} is not a {what}; write it like {example} (units: {allowed})")
+        raise UsageError(f"{text!r} is not a {what}{guess or f'; write it like {example}'} (units: {allowed})")
     return float(match.group(1)) * table[match.group(2)]
+
+
+def _meant(unit: str, table: Mapping[str, float], words: Mapping[str, str]) -> str | None:
+    """The unit of `table` that `unit` stands for, if one comes to mind."""
+    lower = unit.lower()
+    return words.get(lower, next((known for known in table if known.lower() == lower), None))
 
 
 def parse_duration_ns(text: str) -> int:

@@ -19,20 +19,26 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hicache_bench.analysis.metrics import METRICS, NOT_FAILURES
-from hicache_bench.cli.main import VERBS, LazyGroup
+from hicache_bench import errors
+from hicache_bench.analysis.metrics import LATENCIES, METRICS, NOT_FAILURES
+from hicache_bench.analysis.tiers import TIER_CLASSES
+from hicache_bench.cli.main import VERBS, LazyGroup, cli
+from hicache_bench.cli.run import EXIT_INTERRUPTED
 from hicache_bench.records import OUTCOMES, Attempt, ServerInfo
 from hicache_bench.store.schema import ATTEMPT_SCHEMA, METRIC_SCHEMA
 from hicache_bench.workload import lengths, spec, streams
 from hicache_bench.workload.decode import Duration
-from hicache_bench.workload.plan import Capacity, build_plan
+from hicache_bench.workload.plan import MOST_SESSIONS, Capacity, build_plan
 from hicache_bench.workload.spec import parse_spec
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "ARCHITECTURE.md", "results/README.md", "docs/workloads.md", "docs/run-directory.md")
+PAGES = ("README.md", "ARCHITECTURE.md", "results/README.md", "docs/workloads.md", "docs/run-directory.md",
+         "docs/summary.md", "docs/locust.md")
 NOT_EXECUTED = "# not executed here"
 FRAGMENT = "# fragment"
 SETUP = "python3 -m venv"
+FOREIGN = "Coming from sglang.bench_serving"
+"""The left cells of this section's table name another program's options."""
 
 _FENCE = re.compile(r"^```([a-z]+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`([^`]+)`")
@@ -111,12 +117,13 @@ def execute(command: list[str], folder: Path, timeout_s: float = 60) -> str:
 def after_a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as a reader of the pages has it: the workloads, the commands, and one finished run."""
     folder = tmp_path_factory.mktemp("reader")
-    shutil.copytree(ROOT / "workloads", folder / "workloads")
+    for name in ("workloads", "locustfiles"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "home").mkdir()
     (folder / "bin").mkdir()
-    for name in ("hicache-bench", "hcb"):
+    for name, module in (("hicache-bench", "hicache_bench"), ("hcb", "hicache_bench"), ("locust", "locust")):
         shim = folder / "bin" / name
-        shim.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m hicache_bench "$@"\n')
+        shim.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {module} "$@"\n')
         shim.chmod(0o755)
     assert "status complete" in execute(["hicache-bench", "run", "workloads/smoke.toml"], folder)
     return folder
@@ -141,7 +148,8 @@ def test_each_kind_of_block_is_found() -> None:
     """A changed fence or marker must not switch these tests off in silence."""
     assert {block.page for block in SETUPS} == {"README.md"}
     assert len(SETUPS) == 2
-    assert {block.page for block in EXECUTED} == {"README.md", "docs/workloads.md", "docs/run-directory.md"}
+    assert {block.page for block in EXECUTED} == {"README.md", "docs/workloads.md", "docs/run-directory.md",
+                                                   "docs/summary.md", "docs/locust.md"}
     assert blocks("python")
     assert blocks("toml")
     known = {"sh", "python", "toml"}
@@ -168,6 +176,13 @@ def test_a_command_that_is_not_executed_has_options_that_exist(
         command.make_context(verb, arguments)
 
 
+def locust_options() -> set[str]:
+    """Those that our user class adds, and two of Locust's own that the page explains."""
+    from hicache_bench.locust_user.options import FLAGS, HIDDEN, LISTS, SHOWN
+
+    return {"-u", "-t"} | {f"--{name}" for name, _ in (*SHOWN, *HIDDEN, *LISTS, *FLAGS)}
+
+
 def test_every_option_in_the_text_exists() -> None:
     group = LazyGroup("hicache-bench")
     known = {"-m", "-q"}  # pytest's, in the README
@@ -175,8 +190,22 @@ def test_every_option_in_the_text_exists() -> None:
         for parameter in group.get_command(None, verb).params:  # type: ignore[arg-type,union-attr]
             known |= {*parameter.opts, *parameter.secondary_opts}
     for page in PAGES:
-        named = {code.split()[0] for code in _CODE.findall(prose(page)) if re.match(r"--?[a-z]", code)}
+        text = prose(page)
+        if page == "README.md":
+            text = text.replace(theirs := section(page, FOREIGN), re.sub(r"(?m)^\|.*?\|", "|", theirs))
+        if page == "docs/locust.md":
+            assert locust_options() <= set(re.findall(r"--?[a-z][a-z-]*", text)), "every option is described"
+            known |= locust_options()
+        named = {code.split()[0].rstrip(",") for code in _CODE.findall(text) if re.match(r"--?[a-z]", code)}
         assert named <= known, f"{page}: {sorted(named - known)}"
+
+
+def test_every_exit_code_is_described() -> None:
+    codes = {str(value) for name, value in vars(errors).items() if name.startswith("EXIT_")}
+    lines = [line.split("|")[1].strip() for line in section("README.md", "Exit codes").splitlines() if "|" in line]
+    assert set(lines[2:]) == codes | {str(EXIT_INTERRUPTED)}
+    help_ = inspect.getdoc(cli.callback) or ""
+    assert all(f"{code} " in help_.partition("Exit codes:")[2] for code in codes | {str(EXIT_INTERRUPTED)})
 
 
 # --------------------------------------------------------------------------- the set-up commands
@@ -303,6 +332,22 @@ def test_every_key_is_described_with_its_default_and_choices(title: str) -> None
         assert rows[name]["meaning"], name
         named = set(_CODE.findall(rows[name]["meaning"]))
         assert set(choices(field.type)) <= named, name
+
+
+def test_the_limits_on_numbers_are_those_of_the_code() -> None:
+    text = section("docs/workloads.md", "Limits")
+    for name, most in (("`requests`, `concurrency`", spec.MOST_REQUESTS), ("session starts", spec.MOST_REQUESTS),
+                       ("`groups`", streams.MOST_GROUPS), ("`count`", streams.MOST_COUNT),
+                       ("`fill`", streams.MOST_FILL), ("length in tokens", lengths.MOST_TOKENS),
+                       ("sessions of a closed loop", MOST_SESSIONS)):
+        (line,) = [line for line in text.splitlines() if name in line and f"{most:,}" in line]
+        assert line.startswith("|")
+
+
+def test_every_latency_and_tier_class_of_the_summary_is_explained() -> None:
+    explained = set(table("docs/summary.md", "Latency"))
+    assert explained == {metric.name for metric in LATENCIES}
+    assert set(table("docs/summary.md", "TTFT by tier")) == set(TIER_CLASSES)
 
 
 def test_the_keys_of_every_stream_are_described() -> None:

@@ -20,8 +20,12 @@ VERBS: dict[str, tuple[str, str]] = {
     "plan": ("hicache_bench.cli.plan", "Show what a workload would send; sends nothing."),
     "show": ("hicache_bench.cli.show", "Print the summary of a run."),
     "list": ("hicache_bench.cli.list", "List the runs of a results folder."),
-    "compare": ("hicache_bench.cli.compare", "Put two runs side by side (point estimates)."),
+    "compare": ("hicache_bench.cli.compare", "Put runs side by side, with a verdict where there are several a side."),
+    "gate": ("hicache_bench.cli.gate", "Pass or fail runs by thresholds: did the new build get worse?"),
+    "verify": ("hicache_bench.cli.verify", "Prove that every tier restores, with the same output."),
+    "calibrate": ("hicache_bench.cli.calibrate", "Measure a model's cache figures and write a profile."),
     "capture": ("hicache_bench.cli.capture", "Print a server's resolved configuration."),
+    "sim": ("hicache_bench.cli.sim", "The simulator on virtual time: run, sweep, fit."),
     "serve": ("hicache_bench.cli.serve", "Start the built-in simulated server in the foreground."),
 }
 """Verb → (module with a `command`, one-line help). Modules are imported when they are used, so that
@@ -39,6 +43,16 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = importlib.import_module(VERBS[cmd_name][0]).command
         return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]
+                        ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            import difflib  # for this message alone
+
+            close = difflib.get_close_matches(args[0], VERBS, n=1, cutoff=0.5)
+            guess = f"; did you mean {close[0]}?" if close else ""
+            ctx.fail(f"there is no verb {args[0]!r}{guess} (verbs: {' '.join(VERBS)})")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -60,7 +74,7 @@ def cli() -> None:
 
     \b
     Exit codes: 0 fine · 1 verification failed · 2 usage or configuration ·
-    3 could not measure · 4 inconclusive
+    3 could not measure · 4 inconclusive · 130 interrupted
     """
 
 

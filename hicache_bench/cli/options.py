@@ -103,14 +103,17 @@ def dp_routing(text: str | None) -> Literal["none", "round_robin", "sticky"] | i
 
 def make_target(given: Mapping[str, Any], url: str, metrics: tuple[str, ...] = (), interval_ns: int | None = None,
                 model: str | None = None) -> Any:
-    """A Target from the shared server options (`given` is the verb's own keyword arguments)."""
+    """A checked Target from the shared server options (`given` is the verb's own keyword arguments).
+
+    Raises UsageError for whatever is wrong with them: addresses, headers, key files, CA file, tokenizer, pages.
+    """
     from hicache_bench.sglang.auth import load_keys, parse_headers
     from hicache_bench.sglang.urls import normalize_base
     from hicache_bench.target import Target
 
     if interval_ns is not None and interval_ns < NS_PER_MS:
         raise UsageError("--metrics-interval must be at least 1ms")
-    return Target(
+    target = Target(
         url=normalize_base(url),
         admin_url=normalize_base(given["admin_url"]) if given["admin_url"] else None,
         keys=load_keys(os.environ, given["api_key_file"], given["admin_key_file"]),
@@ -123,15 +126,18 @@ def make_target(given: Mapping[str, Any], url: str, metrics: tuple[str, ...] = (
         model=model,
         **({} if interval_ns is None else {"metrics_interval_ns": interval_ns}),
     )
+    target.check()
+    return target
 
 
 def make_spec(workload: Path, given: Mapping[str, Any]) -> Any:
-    """The workload with the command line's overrides."""
+    """The workload with the command line's overrides; its traces and data sets are there. Raises UsageError."""
     from hicache_bench.workload.spec import load_spec, override
+    from hicache_bench.workload.trace import check_files
 
     if given["concurrency"] is not None and given["rate"] is not None:
         raise UsageError("-c/--concurrency (closed loop) and -r/--rate (open loop) exclude each other; give one")
-    return override(
+    spec = override(
         load_spec(workload),
         concurrency=given["concurrency"],
         rate=given["rate"],
@@ -147,3 +153,5 @@ def make_spec(workload: Path, given: Mapping[str, Any]) -> Any:
         trace_path=given["trace"],
         reuse=True if given["reuse_prompts"] else None,
     )
+    check_files(spec.stream, workload.parent)
+    return spec

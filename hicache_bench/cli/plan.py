@@ -21,6 +21,9 @@ from hicache_bench.cli.options import (
 from hicache_bench.errors import UsageError
 from hicache_bench.units import format_count, format_percent
 
+ASSUMED_PAGE = 1
+"""Tokens a page where nobody says: SGLang's default on CUDA (0.5.23, srt/arg_groups/overrides.py)."""
+
 
 @click.command("plan")
 @click.argument("workload", type=WORKLOAD)
@@ -28,7 +31,8 @@ from hicache_bench.units import format_count, format_percent
 @load_options
 @click.option("--device-tokens", type=COUNT, help="Device capacity to plan for, instead of asking a server.")
 @click.option("--host-tokens", type=COUNT, help="Host capacity to plan for, instead of asking a server.")
-@click.option("--page-size", type=COUNT, help="Page size to plan for, instead of asking a server.")
+@click.option("--page-size", type=COUNT,
+              help=f"Page size to plan for, instead of asking a server; without either, {ASSUMED_PAGE} is assumed.")
 @format_option
 def command(workload: Path, format_: str, device_tokens: int | None, host_tokens: int | None,
             page_size: int | None, **given: Any) -> None:
@@ -52,21 +56,23 @@ def command(workload: Path, format_: str, device_tokens: int | None, host_tokens
         if size is not None and not 1 <= size < 2**40:
             raise UsageError(f"{option} {size}: allowed are 1 to 2^40 - 1")
     spec = make_spec(workload, given)
-    page, capacity = page_size or 1, Capacity(device_tokens, host_tokens, None)
+    page, capacity = page_size, Capacity(device_tokens, host_tokens, None)
     if given["url"] is not None:
         info = asyncio.run(_sizes(given))
-        page, found = page_size or info.page_size or 1, capacity_of(info)
+        page, found = page_size or info.page_size, capacity_of(info)
         capacity = Capacity(device_tokens or found.device_tokens, host_tokens or found.host_tokens,
                             found.max_request_tokens)
+    assumed, page = page is None, page or ASSUMED_PAGE
     notes: list[str] = []
     plan = build_plan(spec, base_dir=workload.parent, page_size=page, capacity=capacity, notes=notes)
     print_ = footprint(plan, page)
     if format_ == "json":
         out = {"name": plan.name, "digest": plan.digest, "seed": plan.seed, "page_size": page,
-               "capacity": dataclasses.asdict(capacity), "footprint": dataclasses.asdict(print_), "notes": notes}
+               "page_size_assumed": assumed, "capacity": dataclasses.asdict(capacity),
+               "footprint": dataclasses.asdict(print_), "notes": notes}
         click.echo(msgspec.json.format(msgspec.json.encode(out), indent=2).decode())
     else:
-        click.echo("\n".join([*notes, _text(plan, print_, capacity, page)]))
+        click.echo("\n".join([*notes, _text(plan, print_, capacity, page, assumed=assumed)]))
 
 
 async def _sizes(given: dict[str, Any]) -> Any:
@@ -77,7 +83,7 @@ async def _sizes(given: dict[str, Any]) -> Any:
         return await look(target, admin)
 
 
-def _text(plan: Any, print_: Any, capacity: Any, page: int) -> str:
+def _text(plan: Any, print_: Any, capacity: Any, page: int, *, assumed: bool) -> str:
     from tabulate import tabulate
 
     headers = ("stream", "sessions", "requests", "prompt tok", "output tok", "unique tok", "unique pages",
@@ -89,7 +95,8 @@ def _text(plan: Any, print_: Any, capacity: Any, page: int) -> str:
         for name, f in [*print_.streams.items(), ("whole", print_.whole)]
     ]
     table = tabulate(rows, headers=headers, stralign="right", colalign=("left",), disable_numparse=True)
-    return f"plan {plan.digest} · {plan.name} · seed {plan.seed} · page {page}\n{table}\n" + "\n".join(
+    source = " assumed, SGLang's default on CUDA (give --page-size or --url)" if assumed else ""
+    return f"plan {plan.digest} · {plan.name} · seed {plan.seed} · page {page}{source}\n{table}\n" + "\n".join(
         _against(tier, size, print_.whole.unique_tokens)
         for tier, size in (("device", capacity.device_tokens), ("host", capacity.host_tokens)))
 

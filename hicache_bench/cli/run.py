@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ from hicache_bench.cli.options import (
     results_option,
     server_options,
 )
-from hicache_bench.errors import EXIT_MEASURE, EXIT_OK, MeasureError, UsageError
+from hicache_bench.errors import EXIT_MEASURE, EXIT_OK, UsageError
 
 EXIT_INTERRUPTED = 130
 _NONCE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -58,7 +61,8 @@ def command(workload: Path, **given: Any) -> int:
       hicache-bench run workloads/prefix_reuse.toml --url http://127.0.0.1:30000 -r 8/s -d 2m --slo 'ttft<200ms'
       hicache-bench run workloads/mooncake_conversation.toml --trace conversation_trace.jsonl -n 500 --url URL
 
-    Ctrl-C once stops issuing, drains and seals the run as aborted; twice cancels what is in flight.
+    Ctrl-C once stops issuing, drains and seals the run as aborted; twice cancels what is in flight. Either ends
+    with exit code 130.
     """
     from hicache_bench.bench import Interrupt
     from hicache_bench.cli.progress import make_observer
@@ -66,6 +70,7 @@ def command(workload: Path, **given: Any) -> int:
 
     _check_texts(given)
     spec = make_spec(workload, given)
+    target = _target(given)
     options = RunOptions(
         results=given["results"],
         argv=[text.encode("utf-8", "replace").decode() for text in sys.argv[1:]],
@@ -76,14 +81,19 @@ def command(workload: Path, **given: Any) -> int:
         slo=_slo(given["slo"]),
         extra_body=_json_object(given["extra_body"]),
     )
-    interrupt = Interrupt()
+    interrupt, began_ns = Interrupt(), time.time_ns()
     with make_observer(quiet=given["quiet"]) as observer:
-        run_dir = _uvloop_run(_main(spec, workload, given, options, observer, interrupt))
+        run_dir = _uvloop_run(_main(spec, workload, target, options, observer, interrupt,
+                                    simulated=given["url"] is None))
+    if run_dir is None:
+        click.echo(_interrupted(given["results"], began_ns), err=True)
+        return EXIT_INTERRUPTED
     return _report(run_dir, given["format_"], interrupt.requested)
 
 
-async def _main(spec: Any, workload: Path, given: dict[str, Any], options: Any, observer: Any,
-                interrupt: Any) -> Path:
+async def _main(spec: Any, workload: Path, target: Any, options: Any, observer: Any, interrupt: Any, *,
+                simulated: bool) -> Path | None:
+    """The run directory; None when the run was interrupted outside its measured phase."""
     from hicache_bench.bench import run
     from hicache_bench.simserver.embedded import embedded
 
@@ -91,35 +101,60 @@ async def _main(spec: Any, workload: Path, given: dict[str, Any], options: Any, 
     task = asyncio.current_task()
 
     def on_signal() -> None:
-        # Before the measured phase there is nothing to drain: stop at once.
+        observer.note(stopping(interrupt))
+        interrupt.signal()
         if interrupt.driver is None and task is not None:
-            interrupt.requested = True
-            task.cancel()
-        else:
-            observer.note("stopping: no new requests, waiting for those in flight (again: stop now)")
-            interrupt.signal()
+            task.cancel()  # outside the measured phase there is nothing to drain
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     try:
-        if given["url"] is not None:
-            return await run(spec, workload, _target(given, given["url"]), options, observer, interrupt)
+        if not simulated:
+            return await run(spec, workload, target, options, observer, interrupt)
         observer.note("no --url: starting the built-in SIMULATED server (figures are not measurements)")
         async with embedded() as url:
-            return await run(spec, workload, _target({**given, "admin_url": None}, url), options, observer,
-                             interrupt)
+            return await run(spec, workload, dataclasses.replace(target, url=url), options, observer, interrupt)
     except asyncio.CancelledError:
         if interrupt.requested:
-            raise MeasureError("interrupted before the measured phase; the run is sealed as aborted") from None
+            return None
         raise
 
 
-def _target(given: dict[str, Any], url: str) -> Any:
-    return make_target(given, url, given["metrics"], given["metrics_interval"], given["model"])
+def stopping(interrupt: Any) -> str:
+    """What is said at a Ctrl-C, before it is passed on."""
+    if interrupt.driver is None:
+        return "stopping"
+    counts = interrupt.driver.counts
+    if interrupt.requested:
+        return f"stopping at once: cancelling {_some(counts.in_flight, 'request')} in flight"
+    return f"draining {_some(counts.active, 'in-flight session')}, Ctrl-C again to stop at once"
 
 
-def _uvloop_run(main: Any) -> Path:
-    run_loop: Callable[[Any], Path] = asyncio.run
+def _some(n: int, thing: str) -> str:
+    return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
+
+
+def _interrupted(results: Path, began_ns: int) -> str:
+    """What a run of this process leaves behind that was interrupted outside its measured phase."""
+    from hicache_bench.store.rundir import list_runs
+
+    mine = [run for run in list_runs(results)
+            if run.meta.get("pid") == os.getpid() and run.meta.get("started_wall_ns", 0) >= began_ns]
+    if not mine:
+        return "interrupted before the run began; nothing was measured and there is no run directory"
+    when = "after" if mine[-1].meta.get("measure_end_ns") is not None else "before"
+    return f"interrupted {when} the measured phase; the run is sealed as aborted: {mine[-1].path}"
+
+
+def _target(given: dict[str, Any]) -> Any:
+    """The server to measure, checked; with the address still open when it is the built-in one."""
+    if given["url"] is None:
+        given = {**given, "admin_url": None, "url": "127.0.0.1"}
+    return make_target(given, given["url"], given["metrics"], given["metrics_interval"], given["model"])
+
+
+def _uvloop_run(main: Any) -> Path | None:
+    run_loop: Callable[[Any], Path | None] = asyncio.run
     try:
         import uvloop
     except ImportError:

@@ -17,6 +17,7 @@ from multidict import CIMultiDict
 
 from hicache_bench.clock import NS_PER_S
 from hicache_bench.errors import ServerError
+from hicache_bench.scrub import header_secrets
 from hicache_bench.sglang.auth import Headers, Keys, request_headers
 from hicache_bench.sglang.httpcall import Answer, call, refusal
 from hicache_bench.sglang.urls import join
@@ -66,6 +67,11 @@ class Admin:
     def headers(self, *, admin: bool = False) -> CIMultiDict[str]:
         """The header lines this client sends to an ordinary or administrative route."""
         return request_headers(self.keys, self._headers, admin=admin)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The values that must not be written anywhere: both keys, and secrets among the user's own headers."""
+        return (*self.keys.secrets, *header_secrets(self._headers))
 
     async def flush(self, timeout_s: float = 30.0) -> FlushResult:
         """Empty device and host tier, waiting up to `timeout_s` seconds until the server is idle.

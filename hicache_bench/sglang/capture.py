@@ -14,9 +14,9 @@ import msgspec
 
 from hicache_bench.errors import ServerError
 from hicache_bench.records import ServerInfo
+from hicache_bench.scrub import scrub, secret_values
 from hicache_bench.sglang.admin import Admin
 from hicache_bench.sglang.scrape import Sample, largest
-from hicache_bench.sglang.scrub import scrub
 
 SIMULATED_MARKER = "hicache_bench_simulated"
 
@@ -57,9 +57,8 @@ async def capture_server(admin: Admin, metrics: Sequence[Sample] | None) -> Serv
     models = await _optional(admin, "/v1/models")
     storage = await admin.storage_status()
     answers = {"server_info": info, "model_info": model_info, "models": models, "storage_status": storage}
-    raw = scrub({name: answer for name, answer in answers.items() if answer is not None},
-                admin.keys.secrets)
-    return describe(raw, metrics)
+    given = {name: answer for name, answer in answers.items() if answer is not None}
+    return describe(scrub(given, {*admin.secrets, *secret_values(given)}), metrics)
 
 
 def describe(raw: Mapping[str, Any], metrics: Sequence[Sample] | None) -> ServerInfo:

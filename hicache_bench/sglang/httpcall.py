@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 import msgspec
 
 from hicache_bench.errors import ServerError
+from hicache_bench.scrub import header_secrets, scrub_text
 from hicache_bench.sglang.auth import ADMIN_KEY_ENV, API_KEY_ENV
+from hicache_bench.sglang.failure import explain
 
 MAX_BODY_BYTES = 256 * 2**20
 _EXCERPT_CHARS = 300
+_SEARCHED_CHARS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A complete answer: where from, status, body."""
+    """A complete answer: where from, status, body. `secrets` are what the request told the server in confidence."""
 
     url: str
     status: int
     body: bytes
     content_type: str = ""
+    secrets: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def text(self) -> str:
@@ -32,8 +36,8 @@ class Answer:
 
     @property
     def excerpt(self) -> str:
-        """The first few hundred characters on one line, for messages."""
-        line = " ".join(self.text.split())
+        """The first few hundred characters on one line, for messages; a key that the server repeats is hidden."""
+        line = scrub_text(" ".join(self.text[:_SEARCHED_CHARS].split()), self.secrets)
         return line[:_EXCERPT_CHARS] + ("…" if len(line) > _EXCERPT_CHARS else "") or "(empty body)"
 
     def json(self) -> Any:
@@ -60,11 +64,11 @@ async def call(session: aiohttp.ClientSession, method: str, url: str, *, headers
                                    headers=[*headers.items(), *sent.items()],
                                    timeout=aiohttp.ClientTimeout(total=timeout_s)) as response:
             data = await _read_bounded(response, url, max_bytes)
-            return Answer(url, response.status, data, response.headers.get("Content-Type", ""))
-    except asyncio.TimeoutError:  # not the built-in class on Python 3.10
-        raise ServerError(f"no answer from {url} within {timeout_s:g} s") from None
-    except (aiohttp.ClientError, OSError, ValueError) as error:
-        raise ServerError(f"no answer from {url}: {error or type(error).__name__}") from None
+            return Answer(url, response.status, data, response.headers.get("Content-Type", ""),
+                          header_secrets(headers.items()))
+    except (asyncio.TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
+        # On Python 3.10 asyncio's timeout is no OSError.
+        raise ServerError(explain(error, url, timeout_s)) from None
 
 
 async def _read_bounded(response: aiohttp.ClientResponse, url: str, max_bytes: int) -> bytes:

@@ -23,8 +23,8 @@ import msgspec
 
 from hicache_bench.clock import NS_PER_S, now_ns
 from hicache_bench.errors import StoreError, UsageError
+from hicache_bench.scrub import scrub
 from hicache_bench.store.files import write_atomic
-from hicache_bench.store.scrub import scrub
 
 RUN_SCHEMA_VERSION = 1
 LATEST = "latest"
@@ -79,7 +79,7 @@ class RunDir:
         return "interrupted" if status == "running" and not _is_running(meta) else status
 
     def write_json(self, name: str, obj: Any) -> None:
-        """Write `obj` atomically, without secrets (see `store.scrub`); NaN and infinity become null."""
+        """Write `obj` atomically, without secrets (see `scrub`); NaN and infinity become null."""
         plain = scrub(msgspec.to_builtins(obj, enc_hook=_plain, str_keys=True))
         if name == "run.json":
             plain = {"schema_version": RUN_SCHEMA_VERSION, **plain}

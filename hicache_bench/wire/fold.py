@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hicache_bench.records import Exchange, Folded, Outcome, WireRequest
+from hicache_bench.scrub import scrub_text
 from hicache_bench.wire import generate, openai
 from hicache_bench.wire.answer import Answer
 from hicache_bench.wire.sse import MAX_EVENT_BYTES, LineTooLong, SseEvent, SseParser, parse_block
@@ -206,6 +207,8 @@ def _folded(
     request: WireRequest, answer: Answer, verdict: Verdict, streamed: bool, keep_output: bool
 ) -> Folded:
     outcome, error = verdict
+    # A server may repeat the request's headers in its complaint.
+    error = None if error is None else scrub_text(error)
     folded = Folded(outcome, error, answer.first_token_ns, answer.first_content_ns)
     folded.chunk_ns, folded.chunk_tokens = answer.chunk_ns, answer.chunk_tokens
     folded.last_token_ns = answer.chunk_ns[-1] if answer.chunk_ns else None

@@ -41,7 +41,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def convert(tables: Mapping[str, Any], kind: type[T], where: str) -> T:
     """Checked conversion of decoded TOML. `where` (the file) begins every message."""
-    _refuse_unknown(tables, kind, "", where)
+    absent: list[str] = []
+    _refuse_unknown(tables, kind, "", where, absent)
+    if absent:
+        raise UsageError(f"{where}: required and missing: {', '.join(absent)}")
     try:
         return msgspec.convert(tables, kind, dec_hook=_decode)
     except msgspec.ValidationError as error:
@@ -58,7 +61,9 @@ def _decode(kind: type, value: object) -> object:
     try:
         if kind is Duration:
             if not isinstance(value, str):
-                raise UsageError(f"{value!r} is not a duration; write it like 60s, 250ms or 2m, in quotes")
+                number = isinstance(value, int | float) and not isinstance(value, bool)
+                guess = f'did you mean "{value}s"?' if number else 'write it like "60s", "250ms" or "2m"'
+                raise UsageError(f"{value!r} is not a duration; {guess} (with a unit, in quotes)")
             return Duration(parse_duration_ns(value))
         if kind is Rate:
             return Rate(parse_rate(str(value)) if not isinstance(value, bool) else -1)
@@ -76,18 +81,22 @@ def _sentence(message: str) -> str:
     return f"{path}: {what}" if path else what
 
 
-def _refuse_unknown(value: object, kind: Any, path: str, where: str) -> None:
+def _refuse_unknown(value: object, kind: Any, path: str, where: str, absent: list[str]) -> None:
+    """Raises UsageError for the first key that no struct knows; `absent` receives every required key not given."""
+    if isinstance(value, list):
+        kind = next((part for part in typing.get_args(kind) if typing.get_origin(part) in (tuple, list)), kind)
     origin = typing.get_origin(kind)
     if origin in (tuple, list) and isinstance(value, list):
         for index, item in enumerate(value):
-            _refuse_unknown(item, typing.get_args(kind)[0], f"{path}[{index}]", where)
+            _refuse_unknown(item, typing.get_args(kind)[0], f"{path}[{index}]", where, absent)
     if not isinstance(value, Mapping):
         return
     if origin is types.UnionType or origin is typing.Union:
         kind = _member(value, typing.get_args(kind), path, where)
     if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
         return
-    fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+    known = msgspec.structs.fields(kind)
+    fields = {field.encode_name: field.type for field in known}
     tag_field = kind.__struct_config__.tag_field
     allowed = [*([tag_field] if tag_field else []), *fields]
     for key, item in value.items():
@@ -96,7 +105,9 @@ def _refuse_unknown(value: object, kind: Any, path: str, where: str) -> None:
             raise UsageError(f"{where}: unknown key {dotted}{_guess(str(key), allowed)}; "
                              f"allowed here: {', '.join(allowed)}")
         if key in fields:
-            _refuse_unknown(item, fields[key], dotted, where)
+            _refuse_unknown(item, fields[key], dotted, where, absent)
+    absent += [f"{path}.{field.encode_name}" if path else field.encode_name
+               for field in known if field.required and field.encode_name not in value]
 
 
 def _member(value: Mapping[str, Any], kinds: tuple[Any, ...], path: str, where: str) -> Any:

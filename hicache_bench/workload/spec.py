@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from hicache_bench.clock import NS_PER_S
 from hicache_bench.errors import UsageError
 from hicache_bench.pacing import Stage
 from hicache_bench.workload.decode import Duration, Rate, convert, need, read_toml
@@ -31,7 +32,8 @@ class Prompts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def __post_init__(self) -> None:
         lo, hi = self.vocab
-        need(0 <= lo < hi <= 2**32, "vocab", list(self.vocab), "must be [lo, hi] with 0 <= lo < hi")
+        need(lo >= 0 and lo + 2 <= hi < 2**32, "vocab", list(self.vocab),
+             "must be [lo, hi] with 0 <= lo, at least 2 ids between them (hi itself is not drawn) and hi < 2^32")
         need(self.source == "english" or self.format == "ids", "format", self.format,
              'random ids have no text; use format = "ids" or source = "english"')
 
@@ -84,11 +86,24 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         fixed = self.dp_routing
         need(isinstance(fixed, str) or 0 <= fixed < 2**31, "dp_routing", fixed, "a fixed rank is 0 to 2^31 - 1")
         ways = [key for key in ("concurrency", "rate", "stages") if getattr(self, key) is not None]
-        need(len(ways) <= 1, ways[0] if ways else "rate", "…", f"give one of {', '.join(ways)}")
-        starts = (self.rate or 0.0) * (self.duration or 0) / 10**9 if self.requests is None else 0.0
-        for stage in self.stages or ():
-            starts += max(stage.rate, stage.to or 0.0) * stage.duration / 10**9
-        need(starts <= MOST_REQUESTS, "duration", f"{starts:.3g} starts", f"must give at most {MOST_REQUESTS} starts")
+        need(len(ways) <= 1, ways[0] if ways else "rate", getattr(self, ways[0]) if ways else None,
+             f"give only one of {', '.join(ways)}")
+        need(self.arrival != "trace" or not ways, "arrival", self.arrival,
+             f"plays the recorded times, so it goes without {' and '.join(ways)}; to send a trace that way, say "
+             'arrival = "poisson", "constant" or "gamma" (--arrival)')
+        self._check_starts()
+
+    def _check_starts(self) -> None:
+        """A loop by time alone must give a plan that fits in memory."""
+        if self.stages is not None:
+            starts = sum(max(stage.rate, stage.to or 0.0) * stage.duration / NS_PER_S for stage in self.stages)
+            need(starts <= MOST_REQUESTS, "stages", f"{len(self.stages)} stages",
+                 f"together they make up to {starts:.3g} session starts; a plan has at most {MOST_REQUESTS:,}")
+        elif self.rate is not None and self.duration is not None and self.requests is None:
+            starts = self.rate * self.duration / NS_PER_S
+            need(starts <= MOST_REQUESTS, "rate", f"{self.rate:g}/s",
+                 f"for {self.duration / NS_PER_S:g} s it makes {starts:.3g} session starts; a plan has at most "
+                 f"{MOST_REQUESTS:,}: lower the rate or the duration, or give requests")
 
     @property
     def timeout_ns(self) -> int | None:
@@ -102,6 +117,11 @@ class Reset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     device_host: bool = True
     storage: bool = True
     on_failure: Literal["error", "warn"] = "warn"
+
+    def __post_init__(self) -> None:
+        # Pages that stay in L2 keep their "is in L3" mark after a clear and are never written again (facts 0.9).
+        need(self.device_host or not self.storage, "device_host", self.device_host,
+             "storage can be cleared only after device and host: give device_host = true or storage = false")
 
 
 class Prime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -208,10 +228,11 @@ def override(
 ) -> WorkloadSpec:
     """The spec with command-line options put over it.
 
-    `concurrency` and `rate` replace the file's loop whole (so does `rate` its stages and its trace times);
-    `duration_ns` and `requests` replace its stop rule whole. `trace_path` (from the working
-    directory) goes to the only trace stream.
-    Raises UsageError for two loops at once, values out of range, or a trace path without one trace stream.
+    `concurrency` and `rate` replace the file's loop whole. Recorded times (`arrival = "trace"`) give way to a
+    concurrency, but not to a rate unless `arrival` says which gaps stand for them. `duration_ns` and `requests`
+    replace its stop rule whole. `trace_path` (from the working directory) goes to the only trace stream.
+    Raises UsageError for two loops at once, a rate over recorded times, values out of range, or a trace path
+    without one trace stream.
     """
     if concurrency is not None and rate is not None:
         raise UsageError("give a concurrency (closed loop) or a rate (open loop), not both")
@@ -223,8 +244,8 @@ def override(
     }
     if concurrency is not None or rate is not None:
         changed |= {"concurrency": concurrency, "rate": None if rate is None else Rate(rate), "stages": None}
-        if spec.load.arrival == "trace":
-            changed["arrival"] = "poisson"
+        if concurrency is not None and spec.load.arrival == "trace":
+            changed["arrival"] = "poisson"  # a closed loop has no arrivals
     if arrival is not None:
         changed["arrival"] = arrival
     if duration_ns is not None or requests is not None:

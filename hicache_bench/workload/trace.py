@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +18,7 @@ import msgspec
 from hicache_bench.errors import UsageError
 from hicache_bench.records import Prompt, Segment, Turn
 from hicache_bench.workload.shapes import Draft
-from hicache_bench.workload.streams import Trace
+from hicache_bench.workload.streams import Dataset, StreamSpec, Trace
 
 MOONCAKE_BLOCK_TOKENS = 512
 _AZURE_TIME = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:\+00:00|Z)?")
@@ -117,8 +117,26 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def missing(path: Path, error: OSError) -> UsageError:
     """The error for a trace or data file that cannot be opened."""
-    return UsageError(f"{path}: cannot read it ({error.strerror or error}); "
-                      "the comments of the workload file say where to get it")
+    return UsageError(f"{path}: cannot read it ({error.strerror or error}); docs/workloads.md#traces says where to "
+                      "get public traces, and --trace PATH names the file of a trace stream")
+
+
+def check_files(streams: Iterable[StreamSpec], base_dir: Path) -> None:
+    """That every trace and data set is there and can be opened; raises UsageError for the first that is not.
+
+    For early in a command: reading them takes long, and needs the server's sizes.
+    """
+    for stream in streams:
+        if not isinstance(stream, Trace | Dataset):
+            continue
+        path = base_dir / stream.path
+        if path.is_dir() and isinstance(stream, Trace) and stream.format == "weka":
+            continue
+        try:
+            if not path.is_fifo():  # whoever writes into a pipe would see it close
+                path.open("rb").close()
+        except OSError as error:
+            raise missing(path, error) from None
 
 
 def _turn(segments: tuple[Segment, ...], output: int, stream: Trace) -> Turn:

@@ -20,7 +20,7 @@ def test_parse():
         ("ttft<=5ms", "write it like"),
         ("ttft>5ms", "write it like"),
         ("speed<5ms", "allowed: ttft, "),
-        ("ttft<5", "has a unit|write it like"),
+        ("ttft<5", "did you mean 5s"),
         ("ttft<5ms,", "write it like"),
         ("ttft<5ms,ttft<6ms", "twice"),
         ("ttft<" + "9" * 400 + "s", "ttft<"),

@@ -39,7 +39,7 @@ def test_one_interrupt_drains_and_seals(tmp_path, sim_url):
     process.send_signal(signal.SIGINT)
     done = finish(process)
     assert done.code == 130
-    assert "stopping" in done.err
+    assert "Ctrl-C again to stop at once" in done.err
     assert json.loads((run / "run.json").read_text())["status"] == "aborted"
     outcomes = read_attempts(run, phase="measure").column("outcome").to_pylist()
     assert outcomes

@@ -7,23 +7,8 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from hicache_bench.cli.main import VERBS, cli, main
+from hicache_bench.cli.main import VERBS, cli
 from tests.cli.invoke import LOAD, STREAM, hcb, workload
-
-
-@pytest.fixture
-def call(capsys, monkeypatch):
-    for name in ("HICACHE_TEST_URL", "HICACHE_TEST_SERVER_URL"):
-        monkeypatch.delenv(name, raising=False)
-
-    def run(*args):
-        with pytest.raises(SystemExit) as ended:
-            main([str(arg) for arg in args])
-        out, err = capsys.readouterr()
-        assert "fault of hicache-bench" not in err
-        return ended.value.code, out, err
-
-    return run
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -80,11 +80,21 @@ def test_unknown_kind_and_dist_name_the_choices():
     ("changed", "parts"),
     [
         ({"load": {"concurrency": 0}}, ["load.concurrency = 0", "at least 1"]),
+        ({"reset": {"device_host": False}}, ["reset.device_host", "storage = false"]),
         ({"load": {"rate": "0/s"}}, ["load.rate", "above 0"]),
         ({"load": {"rate": "fast"}}, ["load.rate", "8/s"]),
         ({"load": {"duration": 5}}, ["load.duration", "in quotes"]),
-        ({"load": {"duration": "5"}}, ["load.duration", "60s"]),
-        ({"load": {"concurrency": 2, "rate": "1/s"}}, ["load.", "concurrency, rate"]),
+        ({"load": {"duration": "5"}}, ["load.duration", "did you mean 5s?"]),
+        ({"load": {"concurrency": 2, "rate": "1/s"}}, ["load.concurrency = 2", "only one of concurrency, rate"]),
+        ({"load": {"arrival": "trace", "rate": "1/s"}}, ["load.arrival = 'trace'", "without rate", "poisson"]),
+        ({"load": {"arrival": "trace", "stages": [{"duration": "1s", "rate": 1}]}}, ["load.arrival", "without stages"]),
+        ({"load": {"arrival": "trace", "concurrency": 3}}, ["load.arrival", "without concurrency"]),
+        ({"load": {"rate": "1/s", "duration": "999999999h"}}, ["load.rate = '1/s'", "3.6e+12 session starts"]),
+        ({"load": {"stages": [{"duration": "9h", "rate": 1, "to": 1e6}]}}, ["load.stages = ", "session starts"]),
+        ({"load": {"duration": 60}}, ["load.duration", 'did you mean "60s"?']),
+        ({"prompts": {"vocab": [0, 2**32]}}, ["prompts.vocab", "2^32"]),
+        ({"prompts": {"vocab": [-1, 9]}}, ["prompts.vocab"]),
+        ({"prompts": {"vocab": [5, 6]}}, ["prompts.vocab", "at least 2"]),
         ({"load": {"dp_routing": "rr"}}, ["load.dp_routing"]),
         ({"load": {"stages": []}}, ["load.stages"]),
         ({"seed": -1}, ["seed = -1"]),
@@ -107,6 +117,16 @@ def test_out_of_range_names_key_value_and_rule(changed, parts):
     assert said.startswith("file.toml: ")
     for part in parts:
         assert part in said
+
+
+def test_all_missing_keys_are_named_at_once():
+    said = refused(load={"stages": [{"rate": 1}]}, stream=[{"name": "x", "kind": "shared_prefix", "groups": 2},
+                                                           {"kind": "trace"}])
+    assert said == ("file.toml: required and missing: stream[0].prefix_tokens, stream[0].suffix_tokens, "
+                    "stream[0].output_tokens, stream[1].name, stream[1].format, stream[1].path, "
+                    "load.stages[0].duration")
+    with pytest.raises(UsageError, match=r"required and missing: name, stream$"):
+        parse_spec({}, "file.toml")
 
 
 def test_missing_file_and_bad_toml(tmp_path):
@@ -132,6 +152,15 @@ def test_override_replaces_loop_and_stop_whole():
     assert (other.seed, other.load.api, other.load.stream, other.prompts.reuse) == (0, "chat", False, True)
     assert (other.load.limit, other.load.dp_routing, other.load.timeout_ns) == (5, 2, 7)
     assert override(spec) == spec
+
+
+def test_a_rate_over_recorded_times_is_asked_about():
+    spec = parse_spec(tables(load={"arrival": "trace", "requests": 5}))
+    with pytest.raises(UsageError, match=r"recorded times.*--arrival"):
+        override(spec, rate=3.0)
+    assert override(spec, rate=3.0, arrival="poisson").load.rate == 3.0
+    with pytest.raises(UsageError, match="recorded times"):
+        override(parse_spec(tables(load={"rate": 3})), arrival="trace")
 
 
 def test_override_refuses_two_loops_bad_values_and_no_trace():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hicache_bench.errors import UsageError
 from hicache_bench.workload.plan import Capacity, build_plan
 from hicache_bench.workload.prefix import PrefixIndex
 from hicache_bench.workload.spec import parse_spec
-from hicache_bench.workload.trace import block_segments, load_azure, load_mooncake
+from hicache_bench.workload.trace import block_segments, check_files, load_azure, load_mooncake
 from tests.workload.traces import public, stream, write_mooncake
 
 
@@ -66,7 +67,7 @@ def test_mooncake_errors_name_the_line(tmp_path, line, said):
 
 def test_missing_trace_says_where_to_look(tmp_path):
     path = tmp_path / "none.jsonl"
-    with pytest.raises(UsageError, match="comments of the workload file"):
+    with pytest.raises(UsageError, match=r"docs/workloads\.md#traces"):
         list(load_mooncake(stream("mooncake", path), path))
     with pytest.raises(UsageError, match="cannot read"):
         list(load_azure(stream("azure_csv", path), path))
@@ -208,3 +209,12 @@ def test_azure_published_figures(name, rows, mean_in, mean_out):
     assert len(turns) == rows
     assert np.mean([turn.prompt.n_tokens for turn in turns]) == pytest.approx(mean_in, abs=0.06)
     assert np.mean([turn.output_tokens for turn in turns]) == pytest.approx(mean_out, abs=0.06)
+
+
+def test_files_are_looked_for_and_pipes_left_alone(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    check_files([stream("mooncake", tmp_path / "pipe"), stream("weka", tmp_path / "folder")], tmp_path)
+    for name, kind in (("none", "mooncake"), ("folder", "mooncake"), ("none", "weka")):
+        with pytest.raises(UsageError, match="cannot read it"):
+            check_files([stream(kind, tmp_path / name)], tmp_path)
