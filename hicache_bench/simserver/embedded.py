@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from hicache_bench.simserver.config import SimConfig
 from hicache_bench.simserver.process import spawn_server
 
-
 EMBEDDED = SimConfig(max_total_tokens=16384, storage_tokens=2**18)
 """Small on purpose: the shipped workloads overflow its device pool and some its host pool within a minute, so
 that every tier takes part. No machine's sizes."""

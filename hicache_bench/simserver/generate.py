@@ -21,11 +21,15 @@ ENGINE: web.AppKey[Engine] = web.AppKey("engine", Engine)
 _Step = tuple[int, Generation, int, int]
 """(job index, generation, tokens so far, tokens already sent)."""
 _DONE = b"data: [DONE]\n\n"
+_FAULT_EVENT = 1
+"""The event of a stream before which it stalls or is cut."""
 
 
 async def generate(request: web.Request) -> web.StreamResponse:
     """POST /generate: an object for one prompt, a list for a batch, events for `stream`."""
     engine = request.app[ENGINE]
+    if engine.faults.error_500():
+        return json_response({"error": {"message": "injected fault"}}, 500)
     body: Any = None
     try:
         body = await _body(request)
@@ -62,6 +66,8 @@ def json_response(value: Any, status: int = 200) -> web.Response:
 async def _openai(request: web.Request, read_jobs: Callable[..., list[Job]], *,
                   chat: bool) -> web.StreamResponse:
     engine = request.app[ENGINE]
+    if engine.faults.error_500():
+        return json_response(error_response("injected fault", "InternalServerError") | {"code": 500}, 500)
     try:
         body = await _body(request)
         jobs = read_jobs(engine.config, body)
@@ -157,6 +163,13 @@ async def _steps(engine: Engine, jobs: Sequence[Job]) -> AsyncGenerator[_Step, N
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def _counted(items: AsyncGenerator[Any, None]) -> AsyncGenerator[tuple[int, Any], None]:
+    number = 0
+    async for item in items:
+        yield number, item
+        number += 1
+
+
 async def _only(item: Any) -> AsyncGenerator[Any, None]:
     yield item
 
@@ -165,9 +178,16 @@ async def _send_events(request: web.Request, items: AsyncGenerator[Any, None]) -
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
     await response.prepare(request)
     encoder = msgspec.json.Encoder()
+    faults = request.app[ENGINE].faults
+    stall_s, cut = faults.stall_s(), faults.cut()
     try:
         async with aclosing(items) as events:
-            async for item in events:
+            async for number, item in _counted(events):
+                if number == _FAULT_EVENT and stall_s:
+                    await asyncio.sleep(stall_s)
+                if number == _FAULT_EVENT and cut and request.transport is not None:
+                    request.transport.close()  # no end of the chunked body: the client must notice
+                    break
                 await response.write(b"data: " + encoder.encode(item) + b"\n\n")
         await response.write(_DONE)
         await response.write_eof()

@@ -6,6 +6,8 @@ import time
 from datetime import datetime, timezone
 from typing import Any
 
+import msgspec
+
 from hicache_bench import __version__
 from hicache_bench.sglang.capture import SIMULATED_MARKER
 from hicache_bench.simserver.config import SimConfig
@@ -22,11 +24,15 @@ def server_info(config: SimConfig, engine: Engine) -> dict[str, Any]:
         "served_model_name": config.served_model_name, "device": "simulated", "dtype": "none",
         "context_length": config.context_length, "page_size": config.page_size,
         "max_total_tokens": config.max_total_tokens, "max_running_requests": config.max_running_requests,
-        "schedule_policy": "fcfs", "radix_eviction_policy": "lru", "disable_radix_cache": False,
+        "schedule_policy": "fcfs", "radix_eviction_policy": config.radix_eviction_policy,
+        "disable_radix_cache": False, "chunked_prefill_size": config.chunked_prefill_size,
         "enable_hierarchical_cache": config.enable_hierarchical_cache, "hicache_ratio": config.hicache_ratio,
-        "hicache_size": 0, "hicache_write_policy": "write_through",
+        "hicache_size": config.hicache_size, "hicache_write_policy": config.hicache_write_policy,
+        "hicache_io_backend": config.hicache_io_backend, "hicache_mem_layout": config.hicache_mem_layout,
+        "swa_full_tokens_ratio": config.swa_full_tokens_ratio, "max_mamba_cache_size": config.max_mamba_cache_size,
+        "mamba_track_interval": config.mamba_track_interval, "c128_page_size": config.c128_page_size,
         "hicache_storage_backend": config.hicache_storage_backend if config.storage_class else None,
-        "hicache_storage_prefetch_policy": "wait_complete",
+        "hicache_storage_prefetch_policy": config.hicache_storage_prefetch_policy,
         "tp_size": 1, "dp_size": 1, "pp_size": 1, "disaggregation_mode": "null",
         "stream_interval": config.stream_interval,
         "incremental_streaming_output": config.incremental_streaming_output,
@@ -35,9 +41,8 @@ def server_info(config: SimConfig, engine: Engine) -> dict[str, Any]:
         "api_key": "<redacted>" if config.api_key else None,
         "admin_api_key": "<redacted>" if config.admin_api_key else None,
     }
-    timing = {name: getattr(config, name) for name in (
-        "prefill_tokens_per_s", "decode_ms", "host_ms_per_1k_tokens", "storage_ms_per_1k_tokens",
-        "prefetch_threshold", "storage_tokens")}
+    machine = {**msgspec.to_builtins(config.machine()), "speed": config.speed, "faults": list(config.faults),
+               "prefetch_threshold": config.prefetch_threshold, "storage_tokens": config.storage_tokens}
     state = {**arguments, "world_size": 1,
              "effective_max_running_requests_per_dp": config.max_running_requests,
              "memory_usage": {"token_capacity": config.device_tokens}}
@@ -45,7 +50,7 @@ def server_info(config: SimConfig, engine: Engine) -> dict[str, Any]:
         SIMULATED_MARKER: True, **arguments, "status": "ready",
         "max_total_num_tokens": config.device_tokens, "max_req_input_len": config.max_input_tokens,
         "startup_time": {"started": engine.started_s}, "kv_events": None, "internal_states": [state],
-        "version": f"simulated-{__version__}", "frontend": "python", "simulated_timing_made_up": timing,
+        "version": f"simulated-{__version__}", "frontend": "python", "simulated_machine": machine,
     }
 
 
@@ -73,7 +78,8 @@ def storage_status(config: SimConfig) -> dict[str, Any]:
     """GET /hicache/storage-backend."""
     return {"hicache_storage_backend": config.hicache_storage_backend if config.storage_class else None,
             "hicache_storage_backend_extra_config": None,
-            "hicache_storage_prefetch_policy": "wait_complete", "hicache_write_policy": "write_through"}
+            "hicache_storage_prefetch_policy": config.hicache_storage_prefetch_policy,
+            "hicache_write_policy": config.hicache_write_policy}
 
 
 def loads(config: SimConfig, engine: Engine) -> dict[str, Any]:

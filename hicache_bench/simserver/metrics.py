@@ -12,6 +12,7 @@ _Row = tuple[Mapping[str, str], float]
 
 def metrics_page(config: SimConfig, engine: Engine) -> str:
     """Prometheus text (version 0.0.4) of the state of this instant."""
+    engine.refresh()
     lines: list[str] = []
     for name, kind, rows in (*_request_counters(config, engine), *_cache_counters(config, engine),
                              *_gauges(config, engine)):
@@ -47,10 +48,12 @@ def _request_counters(config: SimConfig, engine: Engine) -> Iterable[tuple[str, 
 
 
 def _cache_counters(config: SimConfig, engine: Engine) -> Iterable[tuple[str, str, list[_Row]]]:
-    counters = engine.cache.counters
+    counters = engine.core.cache.counters
     radix = {"cache_type": "Simulated", "tp_rank": "0", "pp_rank": "0", "dp_rank": "0"}
     yield "evicted_tokens_total", "counter", [(radix, counters.evicted)]
     if config.enable_hierarchical_cache:
+        yield "hicache_dropped_tokens_total", "counter", [
+            ({**radix, "reason": reason}, tokens) for reason, tokens in sorted(counters.dropped.items())]
         yield "hicache_backup_tokens_total", "counter", [({**radix, "pool": "kv"}, counters.backup)]
         yield "load_back_tokens_total", "counter", [({**radix, "pool": "kv"}, counters.load_back)]
     if config.storage_class is not None:
@@ -58,20 +61,23 @@ def _cache_counters(config: SimConfig, engine: Engine) -> Iterable[tuple[str, st
                    "pp_rank": "0", "pp_size": "1", "attn_cp_rank": "0", "attn_cp_size": "1"}
         yield "backuped_tokens_total", "counter", [(storage, counters.storage_backup)]
         yield "prefetched_tokens_total", "counter", [(storage, counters.prefetched)]
-        yield "storage_prefetch_hit_tokens_total", "counter", [(storage, counters.prefetched)]
+        yield "storage_prefetch_hit_tokens_total", "counter", [(storage, counters.storage_hit)]
+        yield "storage_prefetch_unfulfilled_tokens_total", "counter", [
+            ({**storage, "reason": reason}, tokens) for reason, tokens in sorted(counters.unfulfilled.items())]
 
 
 def _gauges(config: SimConfig, engine: Engine) -> Iterable[tuple[str, str, list[_Row]]]:
     labels = _scheduler_labels(config)
-    cache = engine.cache
-    used = min(engine.running_tokens, config.device_tokens)
+    cache = engine.core.cache
+    used = cache.device_used_tokens - cache.evictable_tokens
     values: dict[str, float] = {
         "max_total_num_tokens": config.device_tokens, "page_size": config.page_size,
         "num_pages": config.device_tokens // config.page_size, "context_len": config.context_length,
         "num_running_reqs": engine.running, "num_queue_reqs": engine.waiting, "num_used_tokens": used,
         "token_usage": used / config.device_tokens,
         "kv_available_tokens": config.device_tokens - cache.device_used_tokens,
-        "kv_evictable_tokens": cache.device_used_tokens, "kv_used_tokens": used,
+        "kv_evictable_tokens": cache.evictable_tokens,
+        "kv_used_tokens": cache.device_used_tokens - cache.evictable_tokens,
     }
     if config.host_tokens is not None:
         values["hicache_host_used_tokens"] = cache.host_used_tokens

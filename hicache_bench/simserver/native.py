@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from hicache_bench.cachesim.request import TierTokens
 from hicache_bench.clock import NS_PER_S
-from hicache_bench.simserver.cache import Match
 from hicache_bench.simserver.config import SimConfig
 from hicache_bench.simserver.engine import Generation
 from hicache_bench.simserver.tokenizer import decode
 
 
-def tier_details(config: SimConfig, cached: Match) -> dict[str, Any] | None:
+def tier_details(config: SimConfig, cached: TierTokens) -> dict[str, Any] | None:
     """`cached_tokens_details`: None when nothing was cached, no storage key without a storage tier."""
-    if cached.total == 0:
+    if cached.cached == 0:
         return None
     details: dict[str, Any] = {"device": cached.device, "host": cached.host}
     if config.storage_class is not None:
@@ -33,6 +33,14 @@ def native_item(config: SimConfig, generation: Generation, done: int, sent: int,
             "meta_info": _meta(config, generation, done, first=sent == 0, last=last)}
 
 
+def finish_reason(generation: Generation, done: int) -> dict[str, Any]:
+    """How the answer ended (managers/schedule_batch.py FINISH_LENGTH, FINISH_ABORT)."""
+    if generation.aborted:
+        return {"type": "abort", "message": generation.result.error or "Aborted", "status_code": None,
+                "err_type": None}
+    return {"type": "length", "length": done}
+
+
 def whole_text(generation: Generation) -> str:
     """The text of a complete answer."""
     return decode(generation.output_ids)
@@ -41,24 +49,25 @@ def whole_text(generation: Generation) -> str:
 def _meta(config: SimConfig, generation: Generation, done: int, *, first: bool, last: bool) -> dict[str, Any]:
     meta: dict[str, Any] = {
         "id": generation.job.rid,
-        "finish_reason": {"type": "length", "length": done} if last else None,
+        "finish_reason": finish_reason(generation, done) if last else None,
         "prompt_tokens": len(generation.job.ids),
         "weight_version": "default",
-        "num_retractions": 0,
+        "num_retractions": generation.result.retractions,
     }
     if config.enable_metrics:
         queued_s = (generation.started_ns - generation.received_ns) / NS_PER_S
         meta |= {
-            "storage_prefetch_wait": 0.0,
+            "storage_prefetch_wait": generation.prefetch_wait_s,
             "storage_staging_wait": 0.0,
             "forward_entry_time": generation.wall_s(generation.started_ns),
             "prefill_finished_time": generation.wall_s(generation.first_ns),
             "queue_time": queued_s,
         }
-    meta |= {"reasoning_tokens": 0, "completion_tokens": done, "cached_tokens": generation.cached.total}
+    meta |= {"reasoning_tokens": 0, "completion_tokens": done, "cached_tokens": generation.cached.cached}
     if last:
         meta["weight_versions"] = [{"version": "default", "start": 0, "end": done}]
-    meta |= {"cached_tokens_details": tier_details(config, generation.cached), "dp_rank": None}
+    details = None if generation.details_lost else tier_details(config, generation.cached)
+    meta |= {"cached_tokens_details": details, "dp_rank": None}
     if last:
         meta |= _final_times(config, generation, done)
     if config.enable_metrics and (first or last):
@@ -67,7 +76,7 @@ def _meta(config: SimConfig, generation: Generation, done: int, *, first: bool, 
 
 
 def _final_times(config: SimConfig, generation: Generation, done: int) -> dict[str, Any]:
-    finished_ns = generation.finished_ns if generation.finished_ns is not None else generation.first_ns
+    finished_ns = generation.finished_ns
     times: dict[str, Any] = {"e2e_latency": (finished_ns - generation.received_ns) / NS_PER_S}
     if config.enable_metrics:
         decoding_s = (finished_ns - generation.first_ns) / NS_PER_S

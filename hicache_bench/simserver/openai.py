@@ -85,11 +85,13 @@ class Shape:
     def _usage(self, generations: Sequence[Generation], done: int | None) -> dict[str, Any]:
         prompt = sum(len(generation.job.ids) for generation in generations)
         output = sum(len(generation.output_ids) for generation in generations) if done is None else done
-        cached = sum(generation.cached.total for generation in generations)
+        cached = sum(generation.cached.cached for generation in generations)
         details = {"cached_tokens": cached} if self._config.enable_cache_report else None
         return {"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output,
                 "prompt_tokens_details": details, "reasoning_tokens": 0}
 
     def _sglext(self, generations: Sequence[Generation]) -> dict[str, Any]:
-        details = tier_details(self._config, generations[0].cached) if self._details else None
+        first = generations[0]
+        wanted = self._details and not first.details_lost
+        details = tier_details(self._config, first.cached) if wanted else None
         return {} if details is None else {"sglext": {"cached_tokens_details": details}}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from hicache_bench.cachesim.chain import namespace_seed
 from hicache_bench.simserver.config import SimConfig
 from hicache_bench.simserver.engine import Job
 from hicache_bench.simserver.tokenizer import encode
@@ -113,7 +113,7 @@ def _ids(value: Any, name: str) -> list[int]:
 
 def _job(config: SimConfig, body: Body, ids: list[int], asked: int, index: int, limit: int | None) -> Job:
     return Job(_rid(body.get("rid"), index), ids, output_limit(config, len(ids), asked),
-               _namespace(body, index), limit, wants_stream(body))
+               _namespace(body, index), limit, wants_stream(body), _priority(body))
 
 
 def output_limit(config: SimConfig, prompt_tokens: int, asked: int) -> int:
@@ -147,15 +147,23 @@ def _native_limit(body: Body) -> int | None:
     return None
 
 
-def _namespace(body: Body, index: int) -> bytes:
-    parts = []
+def _namespace(body: Body, index: int) -> bytes | None:
+    parts: list[str | None] = []
     for name in ("extra_key", "cache_salt"):
         value = body.get(name)
         if isinstance(value, list):
             value = value[index] if index < len(value) else None
-        parts.append(b"\0" if value is None else b"\1" + str(value).encode("utf-8", "replace") + b"\0")
-    text = b"".join(parts)
-    return b"" if text == b"\0\0" else hashlib.blake2b(text, digest_size=16).digest()
+        if not (value is None or isinstance(value, str)):
+            raise Rejected(f"{name} must be a string", schema=True)
+        parts.append(value.encode("utf-8", "replace").decode() if value is not None else None)
+    return namespace_seed(*parts)
+
+
+def _priority(body: Body) -> int:
+    value = body.get("priority")
+    if value is not None and type(value) is not int:
+        raise Rejected("priority must be a whole number", schema=True)
+    return value or 0
 
 
 def _rid(value: Any, index: int) -> str:

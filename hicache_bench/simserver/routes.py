@@ -62,10 +62,9 @@ async def flush_cache(request: web.Request) -> web.Response:
         timeout_s = -1.0
     if not timeout_s >= 0:
         return json_response({"detail": "timeout must be a number of seconds, 0 or more"}, 422)
-    if not await engine.wait_idle(timeout_s):
+    if not await engine.flush(timeout_s):
         return web.Response(text="Timed out waiting for idle state.\n" if timeout_s else "Flush cache failed.\n",
                             status=400)
-    engine.cache.flush()
     return web.Response(text=_FLUSHED)
 
 
@@ -74,8 +73,19 @@ async def clear_storage(request: web.Request) -> web.Response:
     engine = request.app[ENGINE]
     if not engine.config.enable_hierarchical_cache:
         return web.Response(text="Failed to clear hierarchical cache storage backend.\n", status=400)
-    engine.cache.clear_storage()
+    engine.clear_storage()
     return web.Response(text="Hierarchical cache storage backend cleared.\n")
+
+
+async def abort_request(request: web.Request) -> web.Response:
+    """POST /abort_request {"rid": …} or {"abort_all": true}: 200 whatever it found, as SGLang answers."""
+    try:
+        body = await _object(request)
+    except Rejected as error:
+        return json_response({"error": {"message": str(error)}}, 400)
+    rid = body.get("rid")
+    request.app[ENGINE].abort(rid if isinstance(rid, str) else "", everything=body.get("abort_all") is True)
+    return web.Response()
 
 
 async def storage_status(request: web.Request) -> web.Response:

@@ -28,6 +28,7 @@ class Running:
     async def close(self) -> None:
         """Stop listening and drop open connections."""
         await self._runner.cleanup()
+        await self.engine.close()
 
     async def __aenter__(self) -> Running:
         return self
@@ -73,6 +74,7 @@ def make_app(engine: Engine) -> web.Application:
         web.get("/flush_cache", routes.flush_cache), web.post("/flush_cache", routes.flush_cache),
         web.get("/hicache/storage-backend", routes.storage_status),
         web.post("/hicache/storage-backend/clear", routes.clear_storage),
+        web.post("/abort_request", routes.abort_request),
         web.get("/v1/models", routes.models), web.get("/v1/loads", routes.loads),
         web.get("/metrics", routes.metrics),
     ])

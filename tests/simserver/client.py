@@ -6,7 +6,7 @@ import aiohttp
 from hicache_bench.simserver.config import SimConfig
 from hicache_bench.simserver.server import start
 
-FAST = {"decode_ms": 0, "prefill_tokens_per_s": 0, "host_ms_per_1k_tokens": 0, "storage_ms_per_1k_tokens": 0}
+FAST = {"costs": "free"}
 SMALL = {**FAST, "context_length": 8192, "page_size": 16, "max_total_tokens": 2048, "hicache_ratio": 4.0}
 
 

@@ -1,0 +1,76 @@
+"""Differential test: random histories that a real SGLang 0.5.23 has answered, replayed (format: golden/README.md).
+
+Every answer's tier split and every movement between tiers that the server counted must come out the same.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hicache_bench.cachesim.cache import HiCache
+from hicache_bench.cachesim.chain import namespace_seed, page_keys
+from hicache_bench.cachesim.config import CacheConfig, Mamba, Swa
+from tests.cachesim import histories
+
+FILES = sorted((Path(__file__).parent / "golden").glob("*.jsonl"))
+MOVES = {"evicted": "evicted", "backup": "backup", "load_back": "load_back", "storage_backup": "backuped",
+         "prefetched": "prefetched"}
+
+
+def config_of(header: dict[str, Any]) -> CacheConfig:
+    server, flags = header["resolved"], header["flags"]
+    hicache, chunk = bool(server["enable_hierarchical_cache"]), server["chunked_prefill_size"]
+    states = flags[flags.index("--max-mamba-cache-size") + 1] if "--max-mamba-cache-size" in flags else None
+    return CacheConfig(
+        page_size=server["page_size"], device_tokens=server["max_total_num_tokens"], hicache=hicache,
+        host_tokens=int(server["hicache_host_total_tokens"]) if hicache else None,
+        write_policy=server["hicache_write_policy"], eviction_policy=server["radix_eviction_policy"],
+        storage=bool(server["hicache_storage_backend"]), prefetch_policy=server["hicache_storage_prefetch_policy"],
+        chunked_prefill_size=chunk if chunk and chunk > 0 else None,
+        swa=Swa(128, server["swa_full_tokens_ratio"]) if header["model"].startswith("swa") else None,
+        mamba=None if states is None else Mamba(int(states), track_interval=server["mamba_track_interval"],
+                                                tracking_slots=1 if server["disable_overlap_schedule"] else 2))
+
+
+def counted(cache: HiCache) -> dict[str, int]:
+    return {theirs: getattr(cache.counters, ours) for ours, theirs in MOVES.items()}
+
+
+def ask(cache: HiCache, line: dict[str, Any], outputs: dict[int, list[int]]) -> tuple[int, int, int]:
+    ids = list(histories.token_ids([tuple(part) for part in line["prompt"]], outputs))
+    outputs[line["op"]] = line["output"]
+    seed = namespace_seed(line.get("extra_key"), line.get("salt"))
+    keys = page_keys([*ids, *line["output"]], cache.config.page_size, seed)
+    tiers = cache.run_one(keys, len(ids), len(line["output"]), line.get("priority") or 0)
+    return tiers.device, tiers.host, tiers.storage
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_answers_and_movements_equal_the_servers(path):
+    header, *lines = [json.loads(line) for line in path.read_text().splitlines()]
+    if header["at_once"] > 1:
+        pytest.skip("concurrent requests: their order on the server is not a sequence of run_one")
+    config = config_of(header)
+    wrong = []
+    for line in lines:
+        if "history" in line:
+            cache, outputs = HiCache(config), {}
+        elif "do" in line:
+            if line["do"] == "clear":
+                cache.clear_storage()
+            else:
+                assert cache.flush()
+        elif "prompt" in line:
+            before = counted(cache)
+            seen = ask(cache, line, outputs)
+            said = tuple(value or 0 for value in line["answer"][3:])
+            moved = {name: value - before[name] for name, value in counted(cache).items() if value != before[name]}
+            theirs = {name: line["moved"][name] for name in MOVES.values() if name in line["moved"]}
+            if (seen, moved) != (said, theirs):
+                wrong.append((line["op"], said, seen, theirs, moved))
+            cache.check()
+    assert wrong == []
