@@ -173,7 +173,7 @@ async def run(spec: WorkloadSpec, spec_path: Path, target: Target, options: RunO
 async def _phases(this: Run, admin: Admin, space: TokenSpace) -> None:
     options = _request_options(this)
     builder = RequestBuilder(space, options)
-    transport = this.target.transport()
+    transport = this.target.transport(_connections(this.plan))
     await asyncio.to_thread(this.recorder.wait_ready)
     await transport.open()
     try:

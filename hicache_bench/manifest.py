@@ -56,6 +56,7 @@ def run_meta(spec: WorkloadSpec, plan: Plan, options: RunOptions, info: ServerIn
         "slo": options.slo or spec.slo_text(),
         "url": target.url,
         "admin_url": target.admin_url,
+        "transport": target.transport_name,
         "argv": list(options.argv),
         "tags": dict(options.tags),
         "versions": _versions(),
@@ -80,7 +81,7 @@ def _load_meta(spec: WorkloadSpec, plan: Plan) -> dict[str, Any]:
 
 def _versions() -> dict[str, str | None]:
     found: dict[str, str | None] = {"hicache-bench": __version__}
-    for name in ("aiohttp", "uvloop", "numpy", "pyarrow"):
+    for name in ("aiohttp", "httptools", "uvloop", "numpy", "pyarrow"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

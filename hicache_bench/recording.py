@@ -35,7 +35,8 @@ MAX_AGE_NS = 2_000_000_000
 """Rows reach the disk at most this long after their request has ended."""
 
 Item = tuple[Attempt, WireRequest, Exchange]
-Batch = list[Item | list[MetricRow]]
+Queued = Item | Attempt | list[MetricRow]
+Batch = list[Queued]
 
 
 @dataclass(slots=True)
@@ -104,7 +105,7 @@ class Recorder:
             start_new_session=True,
         )
         child.close()
-        self._queue: deque[Item | list[MetricRow]] = deque()
+        self._queue: deque[Queued] = deque()
         self._queued_bytes = 0
         self.max_backlog_bytes = 0
         self._wake = threading.Event()
@@ -128,6 +129,10 @@ class Recorder:
         self._queue.append((row, request, exchange))
         if len(self._queue) >= BATCH_ITEMS:
             self._wake.set()
+
+    def put_row(self, row: Attempt) -> None:
+        """A row that is complete already: another process has folded it."""
+        self._queue.append(row)
 
     def put_metrics(self, rows: list[MetricRow]) -> None:
         """One scrape; written by the recorder process, too, since fsync blocks."""
@@ -190,7 +195,7 @@ class Recorder:
             self._ready.set()
 
 
-def _raw_bytes(item: Item | list[MetricRow]) -> int:
+def _raw_bytes(item: Queued) -> int:
     return sum(len(data) for _, data in item[2].reads) if isinstance(item, tuple) else 0
 
 
@@ -219,7 +224,8 @@ def _child_loop(connection: Connection, writer: PartWriter, metrics: MetricsWrit
                 break
             alive = frame != b""
             batch: Batch = pickle.loads(frame) if frame else []
-            rows = [complete(*item) for item in batch if isinstance(item, tuple)]
+            rows = [complete(*item) if isinstance(item, tuple) else item for item in batch
+                    if not isinstance(item, list)]
             for row in rows:
                 progress.add(row)
             writer.add(rows)

@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import aiohttp
 
 from hicache_bench.errors import UsageError
 from hicache_bench.load.aio import AiohttpTransport
+from hicache_bench.load.fast import FastTransport, suits
 from hicache_bench.load.transport import Transport
 from hicache_bench.records import Exchange, WireRequest
 from hicache_bench.scrub import byte_forms, header_secrets, mask_bytes, scrub_text
@@ -31,7 +33,8 @@ SEARCHED_READS = 4
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server and the way to it. `admin_url` is the engine behind a router (PD); None: the same."""
+    """A server and the way to it. `admin_url` is the engine behind a router (PD); None: the same. `careful` asks
+    for the aiohttp transport."""
 
     url: str
     admin_url: str | None = None
@@ -40,6 +43,7 @@ class Target:
     ca_file: Path | None = None
     insecure: bool = False
     proxies_from_env: bool = False
+    careful: bool = False
     metrics_urls: tuple[str, ...] = ()
     metrics_interval_ns: int = 5_000_000_000
     tokenizer: Path | None = None
@@ -81,14 +85,21 @@ class Target:
         """The values that must reach nothing but the server: keys, and secrets among the user's own headers."""
         return tuple(dict.fromkeys((*self.keys.secrets, *header_secrets(self.headers))))
 
-    def transport(self) -> Transport:
-        plain = AiohttpTransport(
-            self.url,
-            request_headers(self.keys, self.headers),
-            tls=self.tls(),
-            proxies_from_env=self.proxies_from_env,
-        )
+    def transport(self, connections: int = 0) -> Transport:
+        """What sends the measured requests, not open yet; the fast one opens `connections` ahead of the load."""
+        headers = request_headers(self.keys, self.headers)
+        plain: Transport
+        if self.transport_name == "fast":
+            plain = FastTransport(self.url, headers, tls=self.tls(), connections=connections)
+        else:
+            plain = AiohttpTransport(self.url, headers, tls=self.tls(), proxies_from_env=self.proxies_from_env)
         return DiscreetTransport(plain, self.secrets) if self.secrets else plain
+
+    @property
+    def transport_name(self) -> Literal["fast", "aiohttp"]:
+        """`fast`, except through a proxy, for an address it does not take, or when asked otherwise."""
+        careful = self.careful or not suits(self.url, proxies_from_env=self.proxies_from_env)
+        return "aiohttp" if careful else "fast"
 
     def sources(self) -> list[Source]:
         """The metrics pages to poll: the engine's own, then whatever else was named."""

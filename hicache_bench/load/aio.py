@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
+from aiohttp.http_exceptions import ContentEncodingError
 from multidict import CIMultiDict
 
 from hicache_bench.clock import NS_PER_S, now_ns
-from hicache_bench.load.transport import classify_os_error
+from hicache_bench.load.transport import CONNECT_TIMEOUT_S, KEEPALIVE_S, classify_os_error, request_fields
 from hicache_bench.records import Exchange, Outcome, WireRequest
-
-CONNECT_TIMEOUT_S = 30.0
-KEEPALIVE_S = 4.0
-"""Below uvicorn's keep-alive of 5 s (SGLang's server): a pooled connection is dropped by us before the
-server closes it under a request."""
 
 
 class AiohttpTransport:
@@ -34,8 +31,7 @@ class AiohttpTransport:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
         self._base_url = base_url.rstrip("/")
-        self._headers = CIMultiDict(headers)
-        self._headers.setdefault("Content-Type", "application/json")
+        self._headers = CIMultiDict(request_fields(headers))
         self._tls = tls
         self._proxies_from_env = proxies_from_env
         self._connect_timeout_s = connect_timeout_s
@@ -76,8 +72,9 @@ class AiohttpTransport:
                 exchange.status = response.status
                 exchange.content_type = response.headers.get("Content-Type", "")
                 reads = exchange.reads
-                async for data in response.content.iter_any():
-                    reads.append((now_ns(), data))
+                with _ending_with_connection(response):
+                    async for data in response.content.iter_any():
+                        reads.append((now_ns(), data))
         except asyncio.CancelledError:
             exchange.failure = ("aborted", "cancelled by this client before the answer was complete")
             raise
@@ -94,13 +91,43 @@ def classify(error: Exception) -> tuple[Outcome, str]:
         return "connect", text
     if isinstance(error, asyncio.TimeoutError | TimeoutError):
         return "timeout", f"no complete answer within the request timeout ({text})"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return "connect", text
     if isinstance(error, aiohttp.ClientConnectorError):
         return classify_os_error(error.os_error, connecting=True)
+    if isinstance(error.__cause__, ContentEncodingError):
+        return "protocol", text
     if isinstance(error, aiohttp.ClientPayloadError | aiohttp.ServerDisconnectedError):
         return "disconnect", text
     if isinstance(error, OSError):
         return classify_os_error(error, connecting=False)
     return "protocol", text
+
+
+@contextmanager
+def _ending_with_connection(response: aiohttp.ClientResponse) -> Iterator[None]:
+    """Bad framing in the middle of a body must end the request.
+
+    aiohttp 3.14 then closes the connection, but tells only the connection's own queue: the body's reader would
+    wait forever.
+    """
+    connection, content = response.connection, response.content
+    protocol = None if connection is None else connection.protocol
+    closed = None if protocol is None else protocol.closed
+
+    def ended(future: asyncio.Future[None]) -> None:
+        lost = None if future.cancelled() else future.exception()
+        if not content.is_eof() and content.exception() is None:
+            fault = None if protocol is None else protocol.exception()
+            content.set_exception(fault or lost or aiohttp.ClientPayloadError("the connection has ended"))
+
+    if closed is not None:
+        closed.add_done_callback(ended)
+    try:
+        yield
+    finally:
+        if closed is not None:
+            closed.remove_done_callback(ended)
 
 
 def _connect_stamps() -> aiohttp.TraceConfig:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from hicache_bench.clock import NS_PER_S, now_ns, sleep_until
+from hicache_bench.load.fast_pace import Alarm, quiet_collector
 from hicache_bench.load.requests import History, RequestBuilder
 from hicache_bench.load.transport import Transport
 from hicache_bench.records import Attempt, ClosedLoop, Exchange, Outcome, Plan, Session, WireRequest
@@ -74,6 +74,7 @@ class Driver:
         self._thinking: set[asyncio.Task[None]] = set()
         self._prebuilt: dict[tuple[int, int], tuple[History, WireRequest, int | None]] = {}
         self._failure: BaseException | None = None
+        self._alarm: Alarm | None = None
         self.counts = Counts()
 
     def interrupt(self) -> None:
@@ -81,7 +82,7 @@ class Driver:
         if self._interrupted:
             self._stop_now.set()
         self._interrupted = True
-        self._stop.set()
+        self._stop_issuing()
 
     def prebuild(self, plan: Plan) -> int:
         """Build request bodies in schedule order before the clock starts; returns the bytes held.
@@ -104,6 +105,15 @@ class Driver:
 
     async def run(self, plan: Plan) -> DriveResult:
         """Drive the whole plan; returns after the drain. Every planned turn that was due leaves a row."""
+        alarm = self._alarm = Alarm()
+        try:
+            with quiet_collector():
+                return await self._drive(plan)
+        finally:
+            self._alarm = None
+            alarm.close()
+
+    async def _drive(self, plan: Plan) -> DriveResult:
         start_ns = now_ns()
         stopper = asyncio.get_running_loop().create_task(self._stop_after(plan, start_ns))
         try:
@@ -133,13 +143,21 @@ class Driver:
     async def _stop_after(self, plan: Plan, start_ns: int) -> None:
         if plan.stop.duration_ns is not None:
             await sleep_until(start_ns + plan.stop.duration_ns)
-            self._stop.set()
+            self._stop_issuing()
+
+    def _stop_issuing(self) -> None:
+        self._stop.set()
+        if self._alarm is not None:
+            self._alarm.wake()
 
     async def _open(self, plan: Plan, limit: int, start_ns: int) -> None:
+        assert self._alarm is not None
+        alarm = self._alarm
         for session, offset_ns in zip(plan.sessions, plan.arrivals_ns.tolist(), strict=True):
             due_ns = start_ns + offset_ns
             if due_ns > now_ns():
-                await self._sleep_unless_stopped(due_ns)
+                while not self._stop.is_set() and due_ns > now_ns():
+                    await alarm.sleep_until(due_ns)
             else:
                 # A burst of arrivals at one instant must not keep the loop from reading answers.
                 await asyncio.sleep(0)
@@ -177,7 +195,7 @@ class Driver:
         if not task.cancelled() and task.exception() is not None:
             # A bug of ours, not a failed request: end the run rather than measure on with fewer workers.
             self._failure = task.exception()
-            self._stop.set()
+            self._stop_issuing()
             self._stop_now.set()
         if not self._tasks:
             self._idle.set()
@@ -300,7 +318,7 @@ class Driver:
             self.counts.in_flight -= 1
             self.counts.finished += 1
             row = self._row(session, index, scheduled_ns, rank)
-            light = dataclasses.replace(request, body=b"")
+            light = WireRequest(request.path, b"", request.api, request.streamed, request.incremental)
             self._sink(row, light, exchange)
         answered = exchange.failure is None and exchange.status is not None and exchange.status < 400
         if not (keep_output and answered):

@@ -10,6 +10,7 @@ import pytest
 
 from hicache_bench.load.aio import AiohttpTransport
 from hicache_bench.load.driver import Driver
+from hicache_bench.load.fast import FastTransport
 from hicache_bench.load.requests import RequestBuilder, RequestOptions
 from hicache_bench.records import ClosedLoop, OpenLoop, Plan, Prompt, Segment, Session, Stop, Turn
 from hicache_bench.wire.fold import fold
@@ -17,6 +18,12 @@ from hicache_bench.workload.tokens import TokenSpace
 from tests.scripted import ScriptedServer, json_answer, native_stream
 
 S = 1_000_000_000
+
+
+@pytest.fixture(autouse=True, params=[AiohttpTransport, FastTransport])
+def lane(request, monkeypatch):
+    """Every test below runs over both transports."""
+    monkeypatch.setitem(globals(), "AiohttpTransport", request.param)
 
 
 def prompt(key: str, n: int = 8) -> Prompt:
