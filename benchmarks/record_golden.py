@@ -37,6 +37,7 @@ START_S = 300.0
 ANSWER_S = 60.0
 SETTLE_S = 20.0
 POLL_S = 0.03
+LATE_LOOKS = 40
 
 ANSWER = ("prompt_tokens", "completion_tokens", "cached_tokens", "device", "host", "storage")
 COUNTERS = {
@@ -119,7 +120,7 @@ CONFIGS = (
     Config("mamba", 128, 4096, model="mamba", flags=MAMBA, env={"SGL_MAMBA": "1", "LOAD": "dummy"}),
     Config("swa", 128, 4096, model="swa128", flags=("--swa-full-tokens-ratio", "0.5"), longest=1200, near_pool=False),
     Config("mla", 64, 4096, model="mla", env={"SGL_MLA": "1", "LOAD": "dummy"}),
-    Config("p16_four_at_once", 16, 2048, group=4, ops=80),
+    Config("p16_four_at_once", 16, 2048, group=4, ops=80, longest=460),
     Config("p16_restart", 16, 2048, restart=True),
     Config("p16_lfu", 16, 2048, prefetch=None, flags=("--radix-eviction-policy", "lfu")),
     Config("p16_slru", 16, 2048, prefetch=None, flags=("--radix-eviction-policy", "slru")),
@@ -212,7 +213,8 @@ class Server:
 
     def settled(self, before: Counters) -> tuple[Counters, bool]:
         """The counters once they stand still: for one more look when L3 has caught up with L2 (the difference of the
-        two is what it was before), for four when it has not; False when they never did."""
+        two is what it was before), for LATE_LOOKS when it has not: one L3 write of a small page size moves nothing
+        for seconds. False when they never did."""
         deadline = time.monotonic() + SETTLE_S
         last, still = self.counters(), 0
         while time.monotonic() < deadline:
@@ -220,7 +222,7 @@ class Server:
             now = self.counters()
             still = still + 1 if now == last else 0
             last = now
-            if still >= (1 if self.config.prefetch is None or _behind(now) == _behind(before) else 4):
+            if still >= (1 if self.config.prefetch is None or _behind(now) == _behind(before) else LATE_LOOKS):
                 return now, True
         return last, False
 

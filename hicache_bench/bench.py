@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import secrets
 import time
-from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,25 +16,25 @@ import numpy as np
 
 from hicache_bench.analysis.tiers import Check, reconcile
 from hicache_bench.clock import NS_PER_S, now_ns
-from hicache_bench.errors import BenchError, MeasureError, UsageError
+from hicache_bench.errors import BenchError, MeasureError
 from hicache_bench.load.driver import Counts, Driver, DriveResult
 from hicache_bench.load.health import LoopWatch
 from hicache_bench.load.limits import ensure_descriptors
-from hicache_bench.load.requests import RequestBuilder, RequestOptions
+from hicache_bench.load.requests import RequestBuilder
 from hicache_bench.manifest import RunOptions, plan_meta, run_meta
 from hicache_bench.phases import Lab, ResetResult, prime, reset
+from hicache_bench.preflight import capacity_of, connections, describe, look, request_options, token_space
 from hicache_bench.recording import Progress, Recorder
 from hicache_bench.records import ClosedLoop, Plan, Prompt, Segment, ServerInfo, Session, Stop, Turn
 from hicache_bench.sglang.admin import Admin
-from hicache_bench.sglang.capture import capture_server
 from hicache_bench.sglang.scrape import Sample
 from hicache_bench.sglang.scraper import Scraper, SettleResult, settle
 from hicache_bench.store.reader import read_attempts
 from hicache_bench.store.rundir import RunDir
 from hicache_bench.store.schema import MetricRow
-from hicache_bench.target import ENGINE, Target, english_space
+from hicache_bench.target import ENGINE, Target
 from hicache_bench.workload.footprint import footprint
-from hicache_bench.workload.plan import Capacity, build_plan, prime_prompts
+from hicache_bench.workload.plan import build_plan, prime_prompts
 from hicache_bench.workload.spec import WorkloadSpec
 from hicache_bench.workload.tokens import TokenSpace, check_unique
 
@@ -65,36 +65,8 @@ class Interrupt:
             self.driver.interrupt()
 
 
-def capacity_of(info: ServerInfo) -> Capacity:
-    """The sizes a plan needs of a server.
-
-    The longest prompt is below what SGLang states (`max_req_input_len`, the pool less 6 tokens): admission asks
-    for a page more than the prompt, and a prompt that only just fits the pool waits for ever and holds up the
-    whole queue (seen on 0.5.23: pool 4096, page 16, prompt 4090, 256 waiting and none running).
-    """
-    limits = [info.max_request_tokens]
-    if info.device_tokens is not None and info.page_size is not None:
-        limits.append(info.device_tokens - 2 * info.page_size)
-    known = [limit for limit in limits if limit is not None]
-    return Capacity(info.device_tokens, info.host_tokens, min(known, default=None))
-
-
-async def look(target: Target, admin: Admin) -> ServerInfo:
-    """The server's configuration, with one scrape of its own metrics page where there is one."""
-    scraper = Scraper(admin.session, target.sources()[:1], NS_PER_S, _ignore, _ignore)
-    return await capture_server(admin, await scraper.scrape_one(scraper.sources[0]))
-
-
-def _ignore(*_: object) -> None:
-    """A sink for samples and warnings that nobody needs."""
-
-
-async def token_space(spec: WorkloadSpec, target: Target, admin: Admin, nonce: str) -> TokenSpace:
-    """The content of prompts as the workload asks: English in the server's tokens, or random ids."""
-    if spec.prompts.source == "random_ids":
-        low, high = spec.prompts.vocab
-        return TokenSpace.random_ids(low, high, nonce)
-    return await english_space(target, admin, nonce)
+Measure = Callable[["Run", Any, RequestBuilder, str], Awaitable[DriveResult]]
+"""(run, open transport, builder, start state) → what was driven: the measured phase, which Locust has its own of."""
 
 
 @dataclass(slots=True)
@@ -114,6 +86,7 @@ class Run:
     plan: Plan
     recorder: Recorder
     scraper: Scraper
+    measure: Measure
     warnings: list[dict[str, str]] = field(default_factory=list)
 
     def warn(self, code: str, text: str, advice: str = "") -> None:
@@ -127,7 +100,7 @@ class Run:
 
 
 async def run(spec: WorkloadSpec, spec_path: Path, target: Target, options: RunOptions, observer: Observer,
-              interrupt: Interrupt) -> Path:
+              interrupt: Interrupt, measure: Measure | None = None) -> Path:
     """Measure once; returns the run directory. Raises BenchError after sealing what there is."""
     if not options.prime:
         spec = msgspec.structs.replace(spec, prime=msgspec.structs.replace(spec.prime, enabled=False))
@@ -137,7 +110,7 @@ async def run(spec: WorkloadSpec, spec_path: Path, target: Target, options: RunO
     async with target.connect() as admin:
         observer.phase("capture")
         info = await look(target, admin)
-        _describe(info, observer)
+        observer.note(describe(info))
         space = await token_space(spec, target, admin, nonce)
         notes: list[str] = []
         plan = build_plan(spec, base_dir=spec_path.parent, page_size=info.page_size or 1,
@@ -148,14 +121,15 @@ async def run(spec: WorkloadSpec, spec_path: Path, target: Target, options: RunO
         print_ = footprint(plan, info.page_size or 1)
         observer.note(f"plan {plan.digest}: {plan.n_requests:,} requests in {len(plan.sessions):,} sessions, "
                       f"{unique:,} unique prompts checked")
-        ensure_descriptors(_connections(plan))
+        ensure_descriptors(connections(plan))
         rundir = RunDir.create(options.results, spec.name)
         # Everything from here on leaves a readable run directory, whatever happens.
         recorder = Recorder(rundir.path)
         scraper = Scraper(admin.session, target.sources(), target.metrics_interval_ns,
                           _metrics_sink(recorder), lambda text: observer.note(f"warning: {text}"))
         this = Run(spec, spec_path, target, options, observer, interrupt, rundir,
-                   run_meta(spec, plan, options, info, nonce, target), nonce, info, plan, recorder, scraper)
+                   run_meta(spec, plan, options, info, nonce, target), nonce, info, plan, recorder, scraper,
+                   measure or _measure)
         this.save()
         rundir.write_text("workload.toml", await asyncio.to_thread(spec_path.read_text, encoding="utf-8"))
         rundir.write_json("plan.json", plan_meta(spec, plan, print_, unique))
@@ -171,9 +145,9 @@ async def run(spec: WorkloadSpec, spec_path: Path, target: Target, options: RunO
 
 
 async def _phases(this: Run, admin: Admin, space: TokenSpace) -> None:
-    options = _request_options(this)
+    options = request_options(this.spec, this.plan, this.info, this.target, this.options.extra_body)
     builder = RequestBuilder(space, options)
-    transport = this.target.transport(_connections(this.plan))
+    transport = this.target.transport(connections(this.plan))
     await asyncio.to_thread(this.recorder.wait_ready)
     await transport.open()
     try:
@@ -184,7 +158,7 @@ async def _phases(this: Run, admin: Admin, space: TokenSpace) -> None:
         lab = Lab(admin, transport, builder, this.recorder.put, this.info, this.nonce,
                   this.rundir.append_event, lambda: _settle(this))
         start_state = await _prepare(this, lab)
-        result = await _measure(this, transport, builder, start_state)
+        result = await this.measure(this, transport, builder, start_state)
         this.observer.phase("settle")
         await _settle(this)
         after = (await this.scraper.scrape_all()).get(ENGINE)
@@ -345,50 +319,3 @@ def _metrics_sink(recorder: Recorder) -> Any:
                               for s in samples])
 
     return take
-
-
-def _request_options(this: Run) -> RequestOptions:
-    load, info = this.spec.load, this.info
-    if load.api == "chat" and this.spec.prompts.source == "random_ids":
-        raise UsageError('prompts.source = "random_ids" has no text, and the chat API takes text only; use '
-                         'source = "english" or another api')
-    live = any(turn.live for session in this.plan.sessions for turn in session.turns)
-    if load.api == "completions" and live and this.spec.prompts.format == "ids":
-        raise UsageError('a live history needs the answer\'s token ids, and /v1/completions answers with text; use '
-                         'prompts.format = "text", history = "scripted" or api = "generate"')
-    if isinstance(load.dp_routing, int) and info.dp_size is not None and load.dp_routing >= info.dp_size:
-        raise UsageError(f"dp routing asks for rank {load.dp_routing} but the server has {info.dp_size} rank(s): "
-                         f"0 to {info.dp_size - 1}")
-    return RequestOptions(
-        api=load.api,
-        streamed=load.stream,
-        prompt_format=this.spec.prompts.format,
-        ignore_eos=load.ignore_eos,
-        temperature=load.temperature,
-        model=this.target.model or info.model or "default",
-        incremental=bool(info.incremental_streaming),
-        timeout_ns=load.timeout or None,
-        dp_routing=load.dp_routing,
-        dp_size=info.dp_size or 1,
-        extra_body=this.options.extra_body,
-    )
-
-
-def _connections(plan: Plan) -> int:
-    """Sockets the load may need at once. Turns that wait for the same turn run side by side (agents)."""
-    per_session = max((max(Counter(turn.after for turn in session.turns).values(), default=1)
-                       for session in plan.sessions), default=1)
-    limit = plan.loop.concurrency if isinstance(plan.loop, ClosedLoop) else plan.loop.limit
-    return min(limit, max(1, len(plan.sessions))) * per_session
-
-
-def _describe(info: ServerInfo, observer: Observer) -> None:
-    tiers = [f"device {info.device_tokens:,} tokens" if info.device_tokens else "device size unknown"]
-    if info.hicache:
-        tiers.append(f"host {info.host_tokens:,} tokens" if info.host_tokens else "host size unknown")
-        tiers.append(f"storage {info.storage_backend}" if info.storage_backend else "no storage")
-    else:
-        tiers.append("HiCache off" if info.hicache is False else "HiCache unknown")
-    label = "SIMULATED server" if info.origin == "simulated" else "server"
-    observer.note(f"{label}: {info.model or 'unknown model'}, SGLang {info.version or 'unknown version'}, "
-                  f"page {info.page_size or 'unknown'}, " + ", ".join(tiers))

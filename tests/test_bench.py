@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from hicache_bench.analysis.summary import summarize
-from hicache_bench.bench import Interrupt, _connections, capacity_of, run
+from hicache_bench.bench import Interrupt, run
 from hicache_bench.errors import MeasureError, UsageError
 from hicache_bench.manifest import RunOptions
+from hicache_bench.preflight import capacity_of, connections
 from hicache_bench.records import ServerInfo
 from hicache_bench.simserver.config import SimConfig
 from hicache_bench.simserver.embedded import EMBEDDED, embedded
@@ -67,9 +68,9 @@ def test_the_longest_prompt_leaves_the_pool_two_pages(info, most):
 
 def test_connections_cover_the_loop_and_side_by_side_turns():
     plan = build_plan(spec_of(requests=9, concurrency=4), base_dir=Path("."), page_size=1, capacity=Capacity())
-    assert _connections(plan) == 4
+    assert connections(plan) == 4
     one = build_plan(spec_of(requests=1, concurrency=4), base_dir=Path("."), page_size=1, capacity=Capacity())
-    assert _connections(one) == 1
+    assert connections(one) == 1
 
 
 @pytest.mark.parametrize(("load", "prompts", "says"), [

@@ -33,7 +33,7 @@ from hicache_bench.workload.spec import parse_spec
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "ARCHITECTURE.md", "results/README.md", "docs/workloads.md", "docs/run-directory.md",
-         "docs/summary.md", "docs/locust.md")
+         "docs/summary.md", "docs/locust.md", "docs/verify.md", "docs/simulator.md")
 NOT_EXECUTED = "# not executed here"
 FRAGMENT = "# fragment"
 SETUP = "python3 -m venv"
@@ -149,7 +149,8 @@ def test_each_kind_of_block_is_found() -> None:
     assert {block.page for block in SETUPS} == {"README.md"}
     assert len(SETUPS) == 2
     assert {block.page for block in EXECUTED} == {"README.md", "docs/workloads.md", "docs/run-directory.md",
-                                                   "docs/summary.md", "docs/locust.md"}
+                                                   "docs/summary.md", "docs/locust.md", "docs/verify.md",
+                                                   "docs/simulator.md"}
     assert blocks("python")
     assert blocks("toml")
     known = {"sh", "python", "toml"}
@@ -183,12 +184,18 @@ def locust_options() -> set[str]:
     return {"-u", "-t"} | {f"--{name}" for name, _ in (*SHOWN, *HIDDEN, *LISTS, *FLAGS)}
 
 
+def with_subcommands(command: typing.Any) -> list[typing.Any]:
+    names = command.list_commands(None) if hasattr(command, "list_commands") else []
+    return [command, *(command.get_command(None, name) for name in names)]
+
+
 def test_every_option_in_the_text_exists() -> None:
     group = LazyGroup("hicache-bench")
     known = {"-m", "-q"}  # pytest's, in the README
     for verb in VERBS:
-        for parameter in group.get_command(None, verb).params:  # type: ignore[arg-type,union-attr]
-            known |= {*parameter.opts, *parameter.secondary_opts}
+        for command in with_subcommands(group.get_command(None, verb)):  # type: ignore[arg-type]
+            for parameter in command.params:
+                known |= {*parameter.opts, *parameter.secondary_opts}
     for page in PAGES:
         text = prose(page)
         if page == "README.md":

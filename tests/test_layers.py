@@ -16,7 +16,7 @@ LAYERS = {
     "pacing": 2, "stats": 2, "wire": 2, "workload": 3, "cachesim": 3,
     "store": 4, "sglang": 4, "load": 4, "profiles": 4,
     "recording": 5, "target": 5,
-    "phases": 6, "manifest": 6, "analysis": 6, "simserver": 6,
+    "phases": 6, "preflight": 6, "manifest": 6, "analysis": 6, "simserver": 6,
     "bench": 7, "simulate": 7, "verify": 8, "cli": 9, "__main__": 10, "locust_user": 10,
 }
 """Package or top module → layer. Equal layers do not import each other."""
@@ -24,7 +24,7 @@ LAYERS = {
 GREEN = ("locust", "gevent", "geventhttpclient", "flask")
 """They patch or belong to a process that is patched; our other processes are asyncio or plain."""
 
-NOT_GREEN = {"__init__", "channel", "companion", "folding", "job", "live", "page"}
+NOT_GREEN = {"__init__", "channel", "companion", "folding", "job", "live", "page", "settings"}
 """Modules of `locust_user` that run in its child processes."""
 
 MODULES = sorted(ROOT.rglob("*.py"))

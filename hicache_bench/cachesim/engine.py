@@ -21,6 +21,8 @@ from hicache_bench.cachesim.traffic import Traffic
 from hicache_bench.cachesim.waiting import Batch, WaitingQueue
 from hicache_bench.errors import UsageError
 
+_ENDS: frozenset[EventKind] = frozenset(("finished", "aborted", "rejected"))
+
 
 class Engine:
     """A discrete-event server. Instants are virtual nanoseconds; they begin wherever the caller begins.
@@ -51,6 +53,7 @@ class Engine:
         self._round = False
         self._busy_until: int | None = None
         self._submitted = 0
+        self._ended = False
 
     # ------------------------------------------------------------------ what the caller may do
 
@@ -95,22 +98,30 @@ class Engine:
             due.append(self._events[0].at_ns)
         return max(min(due), self.now_ns) if due else None
 
-    def advance(self, to_ns: int) -> list[Event]:
-        """Let everything happen that is due up to `to_ns`, in order. Raises UsageError for an instant in the past."""
+    def advance(self, to_ns: int, *, until_over: bool = False) -> list[Event]:
+        """Let everything happen that is due up to `to_ns`, in order; `now_ns` is `to_ns` then.
+
+        `until_over`: return early, with `now_ns` there, when a job has ended, so that the caller can react to it.
+        Raises UsageError for an instant in the past.
+        """
         if to_ns < self.now_ns:
             raise UsageError(f"advance to {to_ns} ns: the engine is at {self.now_ns} ns already")
-        while (at_ns := self._next_work()) is not None and at_ns <= to_ns:
+        while not (until_over and self._ended) and (at_ns := self._next_work()) is not None \
+                and at_ns <= to_ns:
             self.now_ns = max(at_ns, self.now_ns)
             self._work()
-        self.now_ns = to_ns
+        if not (until_over and self._ended):
+            self.now_ns = to_ns
+        self._ended = False
         events, self._events = self._events, []
         return events
 
     def run(self) -> list[Event]:
         """Advance until nothing is left to happen."""
-        events: list[Event] = []
-        while (at_ns := self.next_event_ns()) is not None:
-            events += self.advance(at_ns)
+        while (at_ns := self._next_work()) is not None:
+            self.now_ns = max(at_ns, self.now_ns)
+            self._work()
+        events, self._events = self._events, []
         return events
 
     def abort(self, job_id: Hashable) -> bool:
@@ -323,8 +334,6 @@ class Engine:
         result.error = error
         result.finished_ns = self.now_ns
         totals.generated_tokens += result.n_out
-        if kind == "finished":
-            totals.finished += 1
         self._emit(self.now_ns, kind, result)
 
     def _retract(self, victims: list[Stint]) -> None:
@@ -363,8 +372,9 @@ class Engine:
             self._busy_until = end_ns
 
     def _emit(self, at_ns: int, kind: EventKind, result: Result) -> None:
-        if kind == "aborted":
-            self.totals.aborted += 1
-        elif kind == "rejected":
-            self.totals.rejected += 1
+        if kind in _ENDS:
+            self._ended = True
+            self.totals.finished += kind == "finished"
+            self.totals.aborted += kind == "aborted"
+            self.totals.rejected += kind == "rejected"
         self._events.append(Event(at_ns, kind, result.job.id, result))

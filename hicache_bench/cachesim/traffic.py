@@ -25,6 +25,7 @@ class Traffic:
         self._loads_free_ns = 0
         self._heap: list[tuple[int, int, Lane | Transfer | None]] = []
         self._numbers = 0
+        self._loading: set[int] = set()
         self.blocking_ns = 0
 
     def __len__(self) -> int:
@@ -64,9 +65,18 @@ class Traffic:
                 self._push(self._writes, transfer, now_ns)
             elif kind == "storage_read":
                 self._push(min(self._reads, key=len), transfer, now_ns)
+            elif transfer.id in self._loading:
+                self._loading.discard(transfer.id)
+            else:
+                # An admission that failed after all for want of room: its load goes on without it.
+                self._load(transfer, now_ns)
 
     def load(self, transfer: Transfer, now_ns: int) -> int:
-        """Begin a load-back behind those under way; returns when it will be complete."""
+        """Begin the load-back of an admission behind those under way; returns when it will be complete."""
+        self._loading.add(transfer.id)
+        return self._load(transfer, now_ns)
+
+    def _load(self, transfer: Transfer, now_ns: int) -> int:
         start = max(now_ns, self._loads_free_ns)
         self._loads_free_ns = start + self._clockwork.h2d_ns(transfer.pages)
         self._schedule(self._loads_free_ns, transfer)

@@ -41,7 +41,7 @@ def command(format_: str, raw: bool, **given: Any) -> None:
 
 
 async def _capture(given: dict[str, Any]) -> Any:
-    from hicache_bench.bench import look
+    from hicache_bench.preflight import look
 
     target = make_target(given, given["url"])
     async with target.connect() as admin:

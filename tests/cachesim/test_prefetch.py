@@ -142,13 +142,32 @@ def test_no_lookup_beyond_an_anchor_that_is_only_on_the_device():
     for _ in range(2):
         cache.run_one(long, 1280)
     assert cache.flush()
-    cache.run_one(long[:4], 512 + 1)  # four pages from storage: on both tiers
-    assert cache.run_one(long, 1280).storage == 640
-    assert cache.flush()
-    cache.clear_storage()
-    cache.run_one(long[:4], 512 + 1)  # computed once: on the device only
+    cache.run_one(long[:2], 256)  # too short for a lookup: computed, and after one request on the device only
     request = cache.request(long, 1280)
     assert cache.arrive(request) is None
+    assert cache.admit(request).tiers.cached == 256
+    cache.finish(request, 1)
+    cache.settle()
+    assert cache.flush()
+    assert cache.run_one(long, 1280).storage == 1152
+
+
+def test_two_reads_of_the_same_pages():
+    """The second finds its pages on the host already: they are the first one's storage hit, and its own host hit."""
+    cache = stored()
+    first, second = (cache.request(prompt("a", 3200), 3200) for _ in range(2))
+    reads = [cache.arrive(first), cache.arrive(second)]
+    for read in reads:
+        cache.complete(read)
+    assert cache.counters.unfulfilled["device_overlap"] == 3072
+    assert cache.host_used_tokens == 3072
+    admission = cache.admit(second)
+    assert (admission.tiers.host, admission.tiers.storage) == (3072, 0)
+    assert cache.admit(first).tiers.storage == 3072
+    for request in (first, second):
+        cache.finish(request, 1)
+    cache.settle()
+    cache.check()
 
 
 def test_storage_capacity_drops_the_oldest_pages():

@@ -128,6 +128,16 @@ def test_output_is_evicted_without_its_prompt():
     assert cache.run_one(branch(("prompt", 3), ("output", 2)), 81).cached == 48
 
 
+def test_a_prompt_with_output_outranks_its_output_and_newer_prompts():
+    cache = make(12, hicache=False, eviction_policy="priority")
+    run(cache, branch(("prompt", 3), ("output", 2)), 3, new=33, tail=0)
+    run(cache, "newer", 3, tail=0)
+    run(cache, "newest", 8, tail=0)
+    tree = cache._core.tree
+    assert tree.match(branch(("prompt", 3)), 3).full_pages == 3
+    assert tree.match(prompt("newer", 48, 16), 3).full_pages == 0
+
+
 def test_abort_keeps_what_was_published_and_frees_the_rest():
     cache = make()
     request = cache.request(prompt("a", 64, 16), 64, 4)
@@ -168,6 +178,17 @@ def test_one_page_more_than_needed_must_be_free():
     run(cache, "a", 5, tail=0)
     run(cache, "b", 5, tail=0)
     assert cache.counters.evicted == 80
+
+
+def test_admission_keeps_a_page_and_a_token_spare():
+    """Prompt, output and a page must be less than what is free or evictable, not equal to it."""
+    for n_tokens, fits in ((142, True), (143, False)):
+        cache = make(10)
+        run(cache, "old", 5, tail=0)
+        request = cache.request(prompt("a", n_tokens, 16), n_tokens, 1)
+        assert (cache.admit(request) is not None) == fits
+        cache.abort(request)
+        cache.check()
 
 
 def test_single_token_pages_are_counted_exactly():
