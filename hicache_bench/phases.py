@@ -45,16 +45,21 @@ class Lab:
     event: Event
     settle: Settle
     asked: int = 0
+    probe_tokens: int = 0
+    """Least length of a reset's probe: a model with a coarse grid (C128: 2048 tokens) caches nothing shorter."""
 
-    async def ask(self, prompt: Prompt, phase: str, label: str, output_tokens: int = 1) -> Folded:
-        """Send one request outside the load; its row is recorded like any other."""
+    async def ask(self, prompt: Prompt, phase: str, label: str, output_tokens: int = 1,
+                  builder: RequestBuilder | None = None) -> Folded:
+        """Send one request outside the load; its row is recorded like any other. `builder`: another than the
+        lab's own, for requests with other options."""
+        builder = builder or self.builder
         self.asked += 1
         session = Session(self.asked, "-", phase, (Turn(prompt, output_tokens, label=label),))
-        rank = self.builder.dp_rank(session)
-        context = self.builder.context(prompt, None)
-        request = self.builder.build(context, output_tokens, f"{self.nonce}-{phase}-{self.asked}", rank)
+        rank = builder.dp_rank(session)
+        context = builder.context(prompt, None)
+        request = builder.build(context, output_tokens, f"{self.nonce}-{phase}-{self.asked}", rank)
         exchange = Exchange()
-        options = self.builder.options
+        options = builder.options
         row = Attempt(self.asked, 0, 0, "-", phase, label, phase, options.api, options.streamed,
                       dp_rank_sent=rank, planned_prompt_tokens=prompt.n_tokens,
                       planned_output_tokens=output_tokens, ignore_eos=options.ignore_eos)
@@ -63,7 +68,7 @@ class Lab:
             await self.transport.send(request, exchange, options.timeout_ns)
         finally:
             self.sink(row, request, exchange)
-        return fold(request, exchange)
+        return fold(request, exchange, keep_output=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +125,7 @@ async def reset(lab: Lab, *, flush: bool, clear_storage: bool, storage_absent: b
 
 def _probe_prompt(lab: Lab, attempt: int) -> Prompt:
     page = lab.info.page_size or 1
-    tokens = STORAGE_THRESHOLD_TOKENS + 2 * page + 1
+    tokens = max(STORAGE_THRESHOLD_TOKENS + 2 * page + 1, lab.probe_tokens)
     if lab.info.max_request_tokens is not None:
         tokens = max(2, min(tokens, lab.info.max_request_tokens - 8))
     return Prompt((Segment(f"probe/{lab.nonce}/{attempt}", tokens),), n_tokens=tokens)
