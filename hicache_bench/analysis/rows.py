@@ -21,6 +21,9 @@ _NUMBERS = ("planned_prompt_tokens", "planned_output_tokens", "ideal_cached_toke
             "server_queue_s", "prefetch_wait_s")  # fmt: skip
 _WORDS = ("stream", "outcome", "phase", "error", "token_source")
 
+COLUMNS = (*_INSTANTS, *_NUMBERS, *_WORDS)
+"""What `rows_of` reads of a table beside the chunks."""
+
 LoopKind = Literal["open", "closed"]
 
 
@@ -78,7 +81,8 @@ def rows_of(
     loop: LoopKind | None = None,
     concurrency: int | None = None,
 ) -> Rows:
-    """View a table of attempts (all columns), of one phase only unless `phase` is None.
+    """View a table of attempts (all columns, or all but the chunks), of one phase only unless `phase` is None.
+    Columns of words may be missing too, but `outcome`.
 
     Without `start_ns`/`end_ns` the window runs from the first scheduled or sent instant to the last done.
     `concurrency` is the number of workers of a closed loop.
@@ -93,13 +97,15 @@ def rows_of(
         for name, (values, known) in columns.items()
     }
     cols |= {name: numbers(table, name) for name in _NUMBERS}
-    lengths, stamps = lists(table, "chunk_ns")
-    token_lengths, tokens = lists(table, "chunk_tokens")
+    none = np.zeros(table.num_rows, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    chunked = "chunk_ns" in table.column_names
+    lengths, stamps = lists(table, "chunk_ns") if chunked else none
+    token_lengths, tokens = lists(table, "chunk_tokens") if chunked else none
     if not np.array_equal(lengths, token_lengths):  # a damaged row must not shift the chunks of all others
         lengths, stamps, tokens = np.zeros_like(lengths), stamps[:0], tokens[:0]
     start = 0.0 if start_ns is not None else _edge(np.min, cols["scheduled_ns"], cols["sent_ns"])
     end = float(end_ns - origin) if end_ns is not None else _edge(np.max, cols["done_ns"], cols["last_token_ns"])
-    text = {name: words(table, name) for name in _WORDS}
+    text = {name: words(table, name) for name in _WORDS if name in table.column_names}
     return Rows(
         n=table.num_rows,
         origin_ns=origin,
