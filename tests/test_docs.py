@@ -20,6 +20,7 @@ import msgspec
 import pytest
 
 from hicache_bench import errors
+from hicache_bench.analysis.gatefile import parse_gate
 from hicache_bench.analysis.metrics import LATENCIES, METRICS, NOT_FAILURES
 from hicache_bench.analysis.tiers import TIER_CLASSES
 from hicache_bench.cli.main import VERBS, LazyGroup, cli
@@ -33,9 +34,11 @@ from hicache_bench.workload.spec import parse_spec
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "ARCHITECTURE.md", "results/README.md", "docs/workloads.md", "docs/run-directory.md",
-         "docs/summary.md", "docs/locust.md", "docs/verify.md", "docs/simulator.md")
+         "docs/summary.md", "docs/compare.md", "docs/locust.md", "docs/verify.md",
+         "docs/simulator.md")
 NOT_EXECUTED = "# not executed here"
 FRAGMENT = "# fragment"
+GATE = "# gate.toml"
 SETUP = "python3 -m venv"
 FOREIGN = "Coming from sglang.bench_serving"
 """The left cells of this section's table name another program's options."""
@@ -149,8 +152,8 @@ def test_each_kind_of_block_is_found() -> None:
     assert {block.page for block in SETUPS} == {"README.md"}
     assert len(SETUPS) == 2
     assert {block.page for block in EXECUTED} == {"README.md", "docs/workloads.md", "docs/run-directory.md",
-                                                   "docs/summary.md", "docs/locust.md", "docs/verify.md",
-                                                   "docs/simulator.md"}
+                                                   "docs/summary.md", "docs/compare.md", "docs/locust.md",
+                                                   "docs/verify.md", "docs/simulator.md"}
     assert blocks("python")
     assert blocks("toml")
     known = {"sh", "python", "toml"}
@@ -270,6 +273,9 @@ def test_the_first_command_works_on_a_bare_clone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("block", blocks("toml"), ids=str)
 def test_shown_toml_is_a_workload(block: Block) -> None:
     tables = msgspec.toml.decode(block.text)
+    if block.text.startswith(GATE):
+        assert parse_gate(tables).limits
+        return
     if block.text.startswith(FRAGMENT):
         filler = {"name": "filler", "kind": "unique", "prompt_tokens": 8, "output_tokens": 1}
         tables = {"name": "fragment", "stream": [filler], **tables}
