@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from typing import Any, TypeVar, get_args
 
 import click
@@ -18,7 +20,8 @@ from hicache_bench.cachesim.costs import IO_BACKENDS, MEM_LAYOUTS
 from hicache_bench.errors import BenchError, UsageError
 from hicache_bench.simserver.config import STORAGE_CLASSES, SimConfig, profile_settings
 from hicache_bench.simserver.faults import KINDS
-from hicache_bench.simserver.server import start
+from hicache_bench.simserver.pd import PairSettings, start_pair
+from hicache_bench.simserver.server import HOST, start
 from hicache_bench.units import parse_count
 
 _DEFAULTS = SimConfig()
@@ -42,6 +45,7 @@ class Size(click.IntRange):
 
 TOKENS = Size(1, 2**36)
 """Far above any pool there is, and low enough that the page tables fit in memory."""
+PORT = click.IntRange(0, 65535)
 SPEED = click.FloatRange(0, 10**9)
 MILLISECONDS = click.FloatRange(0, 10**6)
 
@@ -66,7 +70,14 @@ def _choice(name: str, text: str = "") -> Callable[[_Command], _Command]:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--port", type=click.IntRange(0, 65535), default=30000, show_default=True, help="0: any free port.")
+@click.option("--port", type=PORT, default=30000, show_default=True, help="0: any free port.")
+@click.option("--host", default=HOST, show_default=True, metavar="ADDRESS", help="Where to listen.")
+@click.option("--pd", is_flag=True, help="A router on --port, and a prefill and a decode engine behind it.")
+@click.option("--prefill-port", type=PORT, help="With --pd. [default: the next free one]")
+@click.option("--decode-port", type=PORT, help="With --pd. [default: the next free one]")
+@click.option("--transfer-gb-per-s", type=click.FloatRange(0, 10**6),
+              help="With --pd: the link from prefill to decode, in 1e9 bytes; 0: no waiting. "
+                   f"[default: {PairSettings().transfer_gb_per_s:g}]")
 @click.option("--profile", help="Sizes and components of a model profile, by name or file; further options win.")
 @_setting("served_model_name", str)
 @_setting("context_length", TOKENS)
@@ -105,18 +116,22 @@ def _choice(name: str, text: str = "") -> Callable[[_Command], _Command]:
 @click.option("--api-key", envvar="HICACHE_BENCH_SIM_API_KEY")
 @click.option("--admin-api-key", envvar="HICACHE_BENCH_SIM_ADMIN_API_KEY")
 @click.option("--settings-from-stdin", is_flag=True, hidden=True)
-def command(port: int, profile: str | None, settings_from_stdin: bool, **settings: Any) -> None:
+def command(port: int, host: str, pd: bool, prefill_port: int | None, decode_port: int | None,
+            transfer_gb_per_s: float | None, profile: str | None, settings_from_stdin: bool, **settings: Any) -> None:
     """A server without a model: SGLang's routes and flags, its three cache tiers page by page, simulated timing.
-    Loopback only.
 
     \b
     Example:
       hicache-bench serve --port 30000 --max-total-tokens 65536 --hicache-ratio 2
       hicache-bench serve --profile deepseek-v4 --fault lost-storage@0.1
+      hicache-bench serve --pd --port 30000 --prefill-port 30001 --decode-port 30002
     """
     try:
+        pair = _pair(pd, prefill_port=prefill_port, decode_port=decode_port, transfer_gb_per_s=transfer_gb_per_s)
         config = _read_settings() if settings_from_stdin else _config(profile, settings)
-        _run_loop(_serve(config, port, until_stdin_ends=settings_from_stdin))
+        if not _is_loopback(host):
+            click.echo(_reachable(host, config), err=True)
+        _run_loop(_serve(config, port, host, pair, until_stdin_ends=settings_from_stdin))
     except BenchError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
@@ -146,13 +161,40 @@ def _read_settings() -> SimConfig:
         raise UsageError(f"settings on standard input: {error}") from None
 
 
-async def _serve(config: SimConfig, port: int, *, until_stdin_ends: bool) -> None:
+def _pair(pd: bool, **given: Any) -> PairSettings | None:
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if chosen and not pd:
+        option = "--" + next(iter(chosen)).replace("_", "-")
+        raise UsageError(f"{option} goes with --pd only; without it there is one server, on --port")
+    return PairSettings(**chosen) if pd else None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _reachable(host: str, config: SimConfig) -> str:
+    protection = "only --api-key protects it" if config.api_key else "nothing protects it without --api-key"
+    return f"warning: on {host} the server can be reached from outside this machine, and {protection}"
+
+
+async def _serve(config: SimConfig, port: int, host: str, pair: PairSettings | None, *,
+                 until_stdin_ends: bool) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    async with await start(config, port) as running:
-        click.echo(f"listening on {running.url}")
+    async with AsyncExitStack() as stack:
+        if pair is None:
+            running = await stack.enter_async_context(await start(config, port, host))
+            click.echo(f"listening on {running.url}")
+        else:
+            both = await stack.enter_async_context(await start_pair(config, port, pair, host))
+            click.echo(f"listening on {both.url}\nprefill engine on {both.prefill_url}\n"
+                       f"decode engine on {both.decode_url}")
         sys.stdout.flush()
         if not until_stdin_ends:
             click.echo("SIMULATED server: figures measured against it say nothing about hardware")

@@ -1,7 +1,8 @@
-"""The simulated server as an aiohttp application on the loopback interface."""
+"""The simulated server as an aiohttp application, on the loopback interface unless told otherwise."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -15,6 +16,7 @@ from hicache_bench.simserver.engine import Engine
 HOST = "127.0.0.1"
 SERVER_HEADER = "hicache-bench simulated"
 _MAX_BODY_BYTES = 256 * 2**20
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(slots=True)
@@ -38,29 +40,58 @@ class Running:
         await self.close()
 
 
-async def start(config: SimConfig, port: int = 0) -> Running:
-    """Listen on 127.0.0.1 (`port` 0: any free one). Raises `MeasureError` when the port is taken."""
+async def start(config: SimConfig, port: int = 0, host: str = HOST) -> Running:
+    """Listen on `host` (`port` 0: any free one). Raises `MeasureError` when that cannot be."""
     engine = Engine(config)
-    runner = web.AppRunner(make_app(engine), access_log=None, handler_cancellation=True, shutdown_timeout=0.5)
+    runner, url = await listen(make_app(engine), host, port)
+    return Running(url, engine, runner)
+
+
+async def listen(app: web.Application, host: str, port: int) -> tuple[web.AppRunner, str]:
+    """Serve an application; clean the runner up to stop. Raises `MeasureError` for a taken port or unknown host."""
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.5)
     await runner.setup()
-    site = web.TCPSite(runner, HOST, port, backlog=4096)
+    site = web.TCPSite(runner, host, port, backlog=4096)
     try:
         await site.start()
     except OSError as error:
         await runner.cleanup()
-        raise MeasureError(f"the simulated server cannot listen on {HOST}:{port}: {error.strerror}") from None
-    return Running(f"http://{HOST}:{runner.addresses[0][1]}", engine, runner)
+        raise MeasureError(f"the simulated server cannot listen on {host}:{port}: {error.strerror}") from None
+    shown = f"[{host}]" if ":" in host else host
+    return runner, f"http://{shown}:{runner.addresses[0][1]}"
 
 
 def make_app(engine: Engine) -> web.Application:
     """All routes, every answer marked as simulated."""
+    app = bare_app(engine)
+    add_answering_routes(app)
+    add_engine_routes(app, routes.server_info, routes.model_info)
+    return app
+
+
+def bare_app(engine: Engine) -> web.Application:
+    """No route yet; keys are checked, and every answer is marked as simulated."""
     app = web.Application(middlewares=[routes.authorize], client_max_size=_MAX_BODY_BYTES)
     app[generate.ENGINE] = engine
     app.on_response_prepare.append(_mark)
+    return app
+
+
+def add_answering_routes(app: web.Application) -> None:
+    """What generates."""
+    app.add_routes([
+        web.post("/generate", generate.generate), web.put("/generate", generate.generate),
+        web.post("/v1/completions", generate.completions),
+        web.post("/v1/chat/completions", generate.chat),
+    ])
+
+
+def add_engine_routes(app: web.Application, server_info: _Handler, model_info: _Handler) -> None:
+    """Everything else that an engine has."""
     for path in ("/server_info", "/get_server_info"):
-        app.router.add_get(path, routes.server_info)
+        app.router.add_get(path, server_info)
     for path in ("/model_info", "/get_model_info"):
-        app.router.add_get(path, routes.model_info)
+        app.router.add_get(path, model_info)
     for path in ("/health", "/health_generate", "/ready"):
         app.router.add_get(path, routes.health)
     for path in ("/tokenize", "/v1/tokenize"):
@@ -68,9 +99,6 @@ def make_app(engine: Engine) -> web.Application:
     for path in ("/detokenize", "/v1/detokenize"):
         app.router.add_post(path, routes.detokenize)
     app.add_routes([
-        web.post("/generate", generate.generate), web.put("/generate", generate.generate),
-        web.post("/v1/completions", generate.completions),
-        web.post("/v1/chat/completions", generate.chat),
         web.get("/flush_cache", routes.flush_cache), web.post("/flush_cache", routes.flush_cache),
         web.get("/hicache/storage-backend", routes.storage_status),
         web.post("/hicache/storage-backend/clear", routes.clear_storage),
@@ -78,7 +106,6 @@ def make_app(engine: Engine) -> web.Application:
         web.get("/v1/models", routes.models), web.get("/v1/loads", routes.loads),
         web.get("/metrics", routes.metrics),
     ])
-    return app
 
 
 async def _mark(request: web.BaseRequest, response: web.StreamResponse) -> None:
