@@ -94,7 +94,7 @@ async def servers(urls: tuple[str, ...], profile: str, given: dict[str, Any]) ->
 
     note_to(given)("no --url: starting the built-in SIMULATED server")
     settings = profile_settings("glm5.2-dsa" if profile == "auto" else profile)
-    config = SimConfig(**{**settings, "prefill_tokens_per_s": 0, "decode_ms": 0})
+    config = SimConfig(**{**settings, "costs": "free"})
     given["admin_url"] = None
     async with embedded(config) as url:
         yield (url,)
