@@ -73,7 +73,8 @@ prompt_tokens = 64
 output_tokens = 40
 """
 
-LONG = CLOSED.replace("requests = 40", 'duration = "60s"')
+LONG = CLOSED.replace("requests = 40", 'duration = "60s"').replace("output_tokens = 4", "output_tokens = 60")
+"""Slow enough that the plan lasts its whole minute on any machine."""
 
 
 @dataclass(frozen=True)

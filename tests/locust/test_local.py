@@ -79,7 +79,8 @@ def test_users_and_run_time_replace_the_workloads(sim_url, tmp_path):
     meta = done.meta
     assert meta["status"] == "complete"
     assert meta["load"] == {"concurrency": 2, "duration_ns": 10**9, "requests": None}
-    assert meta["measure_start_ns"] + 10**9 <= meta["issue_end_ns"]
+    # Locust's own timer may end the test some milliseconds before the plan's duration.
+    assert meta["issue_end_ns"] - meta["measure_start_ns"] >= 0.9 * 10**9
     assert all(row["scheduled_ns"] <= meta["issue_end_ns"] for row in done.rows())
 
 
