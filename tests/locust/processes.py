@@ -106,7 +106,12 @@ def start(folder: Path, url: str, workload: str, *args: str, file: str = "prefix
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with (folder / "log").open("wb") as log:
         return subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                start_new_session=True)
+                                start_new_session=True, preexec_fn=hear_interrupts)
+
+
+def hear_interrupts() -> None:
+    """A shell starts background jobs with SIGINT ignored, and children inherit it: Ctrl-C must reach this one."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def ended(process: subprocess.Popen[bytes], folder: Path, timeout_s: float = 100) -> Ended:
