@@ -17,10 +17,11 @@ import numpy as np
 from hicache_bench.analysis.tiers import Check, reconcile
 from hicache_bench.clock import NS_PER_S, now_ns
 from hicache_bench.errors import BenchError, MeasureError
-from hicache_bench.load.driver import Counts, Driver, DriveResult
+from hicache_bench.load.driver import Driver, DriveResult
 from hicache_bench.load.health import LoopWatch
 from hicache_bench.load.limits import ensure_descriptors
 from hicache_bench.load.requests import RequestBuilder
+from hicache_bench.load.turns import Counts
 from hicache_bench.manifest import RunOptions, plan_meta, run_meta
 from hicache_bench.phases import Lab, ResetResult, prime, reset
 from hicache_bench.preflight import capacity_of, connections, describe, look, request_options, token_space

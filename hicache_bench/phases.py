@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from hicache_bench.clock import NS_PER_S, now_ns
 from hicache_bench.errors import MeasureError
-from hicache_bench.load.driver import Sink
 from hicache_bench.load.requests import RequestBuilder
 from hicache_bench.load.transport import Transport
-from hicache_bench.records import Attempt, Exchange, Folded, Prompt, Segment, ServerInfo, Session, Turn
+from hicache_bench.load.turns import Sink, planned_row
+from hicache_bench.records import Exchange, Folded, Prompt, Segment, ServerInfo, Session, Turn
 from hicache_bench.sglang.admin import Admin
 from hicache_bench.wire.fold import fold
 
@@ -54,16 +54,14 @@ class Lab:
         lab's own, for requests with other options."""
         builder = builder or self.builder
         self.asked += 1
-        session = Session(self.asked, "-", phase, (Turn(prompt, output_tokens, label=label),))
+        turn = Turn(prompt, output_tokens, label=label, prompt_tokens=prompt.n_tokens)
+        session = Session(self.asked, "-", phase, (turn,))
         rank = builder.dp_rank(session)
         context = builder.context(prompt, None)
         request = builder.build(context, output_tokens, f"{self.nonce}-{phase}-{self.asked}", rank)
-        exchange = Exchange()
-        options = builder.options
-        row = Attempt(self.asked, 0, 0, "-", phase, label, phase, options.api, options.streamed,
-                      dp_rank_sent=rank, planned_prompt_tokens=prompt.n_tokens,
-                      planned_output_tokens=output_tokens, ignore_eos=options.ignore_eos)
-        row.scheduled_ns = now_ns()
+        exchange, options = Exchange(), builder.options
+        row = planned_row(session, 0, now_ns(), phase=phase, api=options.api, streamed=options.streamed,
+                          ignore_eos=options.ignore_eos, dp_rank=rank)
         try:
             await self.transport.send(request, exchange, options.timeout_ns)
         finally:

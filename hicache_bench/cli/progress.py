@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hicache_bench.bench import Observer
-from hicache_bench.load.driver import Counts
+from hicache_bench.load.turns import Counts
 from hicache_bench.recording import Progress
 from hicache_bench.records import Plan
 from hicache_bench.stats import percentile

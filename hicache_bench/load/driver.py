@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,25 +11,8 @@ from hicache_bench.clock import NS_PER_S, now_ns, sleep_until
 from hicache_bench.load.fast_pace import Alarm, quiet_collector
 from hicache_bench.load.requests import History, RequestBuilder
 from hicache_bench.load.transport import Transport
-from hicache_bench.records import Attempt, ClosedLoop, Exchange, Outcome, Plan, Session, WireRequest
-from hicache_bench.wire.fold import last_output
-
-Sink = Callable[[Attempt, WireRequest, Exchange], None]
-"""Takes the half-filled row with the raw log; folding happens elsewhere, off the stamping path."""
-
-PREBUILT_BYTES = 256 * 2**20
-"""Request bodies built before the clock starts; what is beyond is built when it is due."""
-
-
-@dataclass(slots=True)
-class Counts:
-    """Live counters of one drive (for progress); `active` counts sessions under way."""
-
-    issued: int = 0
-    in_flight: int = 0
-    active: int = 0
-    finished: int = 0
-    shed: int = 0
+from hicache_bench.load.turns import PREBUILT_BYTES, Counts, Sink, Turns
+from hicache_bench.records import ClosedLoop, Exchange, Plan, Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +43,7 @@ class Driver:
         drain_ns: int = 30_000_000_000,
     ) -> None:
         self._transport = transport
-        self._builder = builder
-        self._sink = sink
-        self._phase = phase
-        self._rid_prefix = rid_prefix
+        self._turns = Turns(builder, sink, phase=phase, rid_prefix=rid_prefix)
         self._drain_ns = drain_ns
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -72,7 +52,6 @@ class Driver:
         self._interrupted = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._thinking: set[asyncio.Task[None]] = set()
-        self._prebuilt: dict[tuple[int, int], tuple[History, WireRequest, int | None]] = {}
         self._failure: BaseException | None = None
         self._alarm: Alarm | None = None
         self.counts = Counts()
@@ -91,14 +70,7 @@ class Driver:
         """
         held = 0
         for session in plan.sessions:
-            for index, turn in enumerate(session.turns):
-                if turn.live:
-                    continue
-                context, request, rank = self._make(session, index, None)
-                # Only chains with live turns need the context again; the bytes are enough otherwise.
-                keep = context if any(t.live for t in session.turns) else History()
-                self._prebuilt[(session.id, index)] = (keep, request, rank)
-                held += len(request.body)
+            held += self._turns.build_ahead(session)
             if held > PREBUILT_BYTES:
                 break
         return held
@@ -294,71 +266,27 @@ class Driver:
 
     # ------------------------------------------------------------------ one request
 
-    def _make(
-        self, session: Session, index: int, history: History | None
-    ) -> tuple[History, WireRequest, int | None]:
-        turn = session.turns[index]
-        context = self._builder.context(turn.prompt, history if turn.live else None)
-        rank = self._builder.dp_rank(session)
-        rid = f"{self._rid_prefix}-{self._phase}-{session.id}-{index}"
-        return context, self._builder.build(context, turn.output_tokens, rid, rank), rank
-
     async def _turn(
         self, session: Session, index: int, scheduled_ns: int, history: History | None, *, keep_output: bool
     ) -> tuple[bool, History | None]:
         """Send one turn; returns (answered, history for a live next turn)."""
-        made = self._prebuilt.pop((session.id, index), None)
-        context, request, rank = made if made is not None else self._make(session, index, history)
+        made = self._turns.take(session, index, history)
         exchange = Exchange()
         self.counts.issued += 1
         self.counts.in_flight += 1
         try:
-            await self._transport.send(request, exchange, self._builder.options.timeout_ns)
+            await self._transport.send(made.request, exchange, self._turns.timeout_ns)
         finally:
             self.counts.in_flight -= 1
             self.counts.finished += 1
-            row = self._row(session, index, scheduled_ns, rank)
-            light = WireRequest(request.path, b"", request.api, request.streamed, request.incremental)
-            self._sink(row, light, exchange)
-        answered = exchange.failure is None and exchange.status is not None and exchange.status < 400
-        if not (keep_output and answered):
-            return answered, None
-        ids, text = last_output(request, exchange)
-        if ids is None and not text:
-            return False, None
-        return True, self._builder.extend(context, ids, text)
-
-    def _row(self, session: Session, index: int, scheduled_ns: int, rank: int | None) -> Attempt:
-        turn, options = session.turns[index], self._builder.options
-        return Attempt(
-            session=session.id,
-            turn=index,
-            attempt=0,
-            stream=session.stream,
-            kind=session.kind,
-            label=turn.label,
-            phase=self._phase,
-            api=options.api,
-            streamed=options.streamed,
-            dp_rank_sent=rank,
-            scheduled_ns=scheduled_ns,
-            planned_prompt_tokens=turn.prompt_tokens,
-            planned_output_tokens=turn.output_tokens,
-            ideal_cached_tokens=turn.ideal_cached_tokens,
-            ignore_eos=options.ignore_eos,
-        )
+            self._turns.ended(session, index, scheduled_ns, made, exchange)
+        return self._turns.outcome(made, exchange, keep_output=keep_output)
 
     def _shed(self, session: Session, due_ns: int, limit: int) -> None:
         self.counts.shed += 1
         for index in range(len(session.turns)):
-            self._unsent(session, index, due_ns, "shed", f"not sent: {limit} sessions already in flight (limit)")
+            self._turns.unsent(session, index, due_ns, "shed", f"not sent: {limit} sessions already in flight (limit)")
 
     def _skip(self, session: Session, first: int, why: str) -> None:
         for index in range(first, len(session.turns)):
-            self._unsent(session, index, None, "aborted", why)
-
-    def _unsent(self, session: Session, index: int, due_ns: int | None, outcome: Outcome, why: str) -> None:
-        row = self._row(session, index, due_ns if due_ns is not None else now_ns(), None)
-        options = self._builder.options
-        request = WireRequest("", b"", options.api, options.streamed)
-        self._sink(row, request, Exchange(failure=(outcome, why)))
+            self._turns.unsent(session, index, None, "aborted", why)

@@ -22,8 +22,9 @@ from hicache_bench import bench
 from hicache_bench.analysis.summary import render_text, summarize
 from hicache_bench.clock import now_ns
 from hicache_bench.errors import EXIT_MEASURE, BenchError, MeasureError
-from hicache_bench.load.driver import Counts, DriveResult
+from hicache_bench.load.driver import DriveResult
 from hicache_bench.load.requests import RequestBuilder
+from hicache_bench.load.turns import Counts
 from hicache_bench.locust_user.channel import Channel, inherited
 from hicache_bench.locust_user.job import Ending, Job, cut, pack_job, unpack_rows
 from hicache_bench.locust_user.live import Live

@@ -16,25 +16,21 @@ from gevent.event import Event
 from gevent.pool import Group
 
 from hicache_bench.clock import NS_PER_S, now_ns
-from hicache_bench.load.driver import PREBUILT_BYTES, Counts
 from hicache_bench.load.requests import History
+from hicache_bench.load.turns import PREBUILT_BYTES, Counts, Sink, Turns
 from hicache_bench.locust_user.health import LagWatch
 from hicache_bench.locust_user.job import Ending, Job
 from hicache_bench.locust_user.transport import GeventTransport
-from hicache_bench.records import Attempt, ClosedLoop, Exchange, Outcome, Session, WireRequest
-from hicache_bench.wire.fold import last_output
-
-Sink = Callable[[Attempt, WireRequest, Exchange], None]
+from hicache_bench.records import ClosedLoop, Exchange, Session
 
 
 class Engine:
     """Sends one job. `start` once; `done` is set when everything has ended and left its row."""
 
     def __init__(self, job: Job, transport: GeventTransport, sink: Sink, processes: int = 1) -> None:
-        self._job, self._plan, self._builder = job, job.plan, job.builder
+        self._job, self._plan = job, job.plan
         self._transport = transport
-        self._sink = sink
-        self._prebuilt: dict[tuple[int, int], tuple[History, WireRequest, int | None]] = {}
+        self._turns = Turns(job.builder, sink, phase="measure", rid_prefix=job.rid_prefix)
         self._prebuilt_limit = PREBUILT_BYTES // max(1, processes)
         self._queue = iter(job.plan.sessions)
         self._left = len(job.plan.sessions)
@@ -55,12 +51,7 @@ class Engine:
         """Build request bodies in schedule order, giving way after each session so that heartbeats go on."""
         held = 0
         for session in self._plan.sessions:
-            live = any(turn.live for turn in session.turns)
-            for index, turn in enumerate(session.turns):
-                if not turn.live:
-                    context, request, rank = self._make(session, index, None)
-                    self._prebuilt[(session.id, index)] = (context if live else History(), request, rank)
-                    held += len(request.body)
+            held += self._turns.build_ahead(session)
             gevent.sleep(0)
             if held > self._prebuilt_limit:
                 return
@@ -141,7 +132,7 @@ class Engine:
                 self.counts.shed += 1
                 why = f"not sent: {limit} sessions already in flight (limit)"
                 for index in range(len(session.turns)):
-                    self._unsent(session, index, due_ns, "shed", why)
+                    self._turns.unsent(session, index, due_ns, "shed", why)
                 continue
             self.counts.active += 1  # here, and not when the greenlet first runs: the next session looks at it
             self._own.add(gevent.spawn(self._open_session, session, due_ns))
@@ -206,7 +197,7 @@ class Engine:
             answered, history = self._turn(session, index, scheduled_ns, history, keep_output=live_next)
             if not answered and live_next:
                 for later in range(index + 1, len(session.turns)):
-                    self._unsent(session, later, None, "aborted",
+                    self._turns.unsent(session, later, None, "aborted",
                                  f"not sent: turn {index} failed and the history is live")
                 return
 
@@ -237,43 +228,17 @@ class Engine:
 
     # ------------------------------------------------------------------ one request
 
-    def _make(self, session: Session, index: int, history: History | None) -> tuple[History, WireRequest, int | None]:
-        turn = session.turns[index]
-        context = self._builder.context(turn.prompt, history if turn.live else None)
-        rank = self._builder.dp_rank(session)
-        rid = f"{self._job.rid_prefix}-measure-{session.id}-{index}"
-        return context, self._builder.build(context, turn.output_tokens, rid, rank), rank
-
     def _turn(self, session: Session, index: int, scheduled_ns: int, history: History | None, *,
               keep_output: bool) -> tuple[bool, History | None]:
         """Send one turn; returns (answered, history for a live next turn)."""
-        made = self._prebuilt.pop((session.id, index), None)
-        context, request, rank = made if made is not None else self._make(session, index, history)
+        made = self._turns.take(session, index, history)
         exchange = Exchange()
         self.counts.issued += 1
         self.counts.in_flight += 1
         try:
-            self._transport.send(request, exchange, self._builder.options.timeout_ns)
+            self._transport.send(made.request, exchange, self._turns.timeout_ns)
         finally:
             self.counts.in_flight -= 1
             self.counts.finished += 1
-            self._sink(self._row(session, index, scheduled_ns, rank), dataclasses.replace(request, body=b""), exchange)
-        answered = exchange.failure is None and exchange.status is not None and exchange.status < 400
-        if not (keep_output and answered):
-            return answered, None
-        ids, text = last_output(request, exchange)
-        if ids is None and not text:
-            return False, None
-        return True, self._builder.extend(context, ids, text)
-
-    def _row(self, session: Session, index: int, scheduled_ns: int, rank: int | None) -> Attempt:
-        turn, options = session.turns[index], self._builder.options
-        return Attempt(session.id, index, 0, session.stream, session.kind, turn.label, "measure", options.api,
-                       options.streamed, dp_rank_sent=rank, scheduled_ns=scheduled_ns,
-                       planned_prompt_tokens=turn.prompt_tokens, planned_output_tokens=turn.output_tokens,
-                       ideal_cached_tokens=turn.ideal_cached_tokens, ignore_eos=options.ignore_eos)
-
-    def _unsent(self, session: Session, index: int, due_ns: int | None, outcome: Outcome, why: str) -> None:
-        row = self._row(session, index, now_ns() if due_ns is None else due_ns, None)
-        options = self._builder.options
-        self._sink(row, WireRequest("", b"", options.api, options.streamed), Exchange(failure=(outcome, why)))
+            self._turns.ended(session, index, scheduled_ns, made, exchange)
+        return self._turns.outcome(made, exchange, keep_output=keep_output)

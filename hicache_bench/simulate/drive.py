@@ -9,7 +9,7 @@ from typing import Any
 
 from hicache_bench.cachesim.engine import Engine
 from hicache_bench.cachesim.jobs import Job, Result
-from hicache_bench.load.driver import Counts
+from hicache_bench.load.turns import Counts
 from hicache_bench.records import ClosedLoop, Outcome, Plan, Session, Turn
 from hicache_bench.simulate.keys import Chain, add_prompt
 

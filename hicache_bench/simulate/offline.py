@@ -14,7 +14,7 @@ import numpy as np
 
 from hicache_bench.cachesim.engine import Engine
 from hicache_bench.clock import NS_PER_S, ClockAnchor
-from hicache_bench.load.driver import Counts
+from hicache_bench.load.turns import Counts
 from hicache_bench.manifest import RunOptions, plan_meta, run_meta
 from hicache_bench.recording import Progress
 from hicache_bench.records import Attempt, ClosedLoop, Plan, Prompt, Session, Stop, Turn

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hicache_bench.clock import NS_PER_S
+from hicache_bench.load.requests import Api
+from hicache_bench.load.turns import planned_row
 from hicache_bench.records import Attempt
 from hicache_bench.simulate.drive import Ended
 from hicache_bench.simulate.setup import STORAGE_CLASS
@@ -17,19 +19,16 @@ class RowMaker:
     """Makes rows of one phase. `storage`: whether there is a storage tier; without one its tokens are not known."""
 
     phase: str
-    api: str
+    api: Api
     streamed: bool
     storage: bool
 
     def row(self, ended: Ended) -> Attempt:
         """The row of one attempt; virtual instants. What was never sent has no instants and no counts."""
-        session, turn, result = ended.session, ended.turn, ended.result
-        row = Attempt(
-            session=session.id, turn=ended.index, attempt=0, stream=session.stream, kind=session.kind,
-            label=turn.label, phase=self.phase, api=self.api, streamed=self.streamed, clock="virtual",
-            scheduled_ns=ended.scheduled_ns, planned_prompt_tokens=turn.prompt_tokens,
-            planned_output_tokens=turn.output_tokens, ideal_cached_tokens=turn.ideal_cached_tokens,
-            ignore_eos=True, outcome=ended.outcome, error=ended.error)
+        session, result = ended.session, ended.result
+        row = planned_row(session, ended.index, ended.scheduled_ns, phase=self.phase, api=self.api,
+                          streamed=self.streamed, ignore_eos=True)
+        row.clock, row.outcome, row.error = "virtual", ended.outcome, ended.error
         if result is None:
             return row
         row.sent_ns, row.done_ns = result.arrival_ns, result.finished_ns

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from hicache_bench.cli.run import stopping
-from hicache_bench.load.driver import Counts
+from hicache_bench.load.turns import Counts
 from hicache_bench.simserver import embedded
 from hicache_bench.store.reader import read_attempts
 from tests.cli.invoke import finish, hcb, only_run, scripted, start, strict_json, workload
