@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from hicache_bench.analysis.tiers import Check, reconcile
+from hicache_bench.analysis.tiers import reconcile
 from hicache_bench.clock import NS_PER_S, now_ns
 from hicache_bench.errors import BenchError, MeasureError
 from hicache_bench.load.driver import Driver, DriveResult
@@ -32,7 +32,6 @@ from hicache_bench.sglang.scrape import Sample
 from hicache_bench.sglang.scraper import Scraper, SettleResult, settle
 from hicache_bench.store.reader import read_attempts
 from hicache_bench.store.rundir import RunDir
-from hicache_bench.store.schema import MetricRow
 from hicache_bench.target import ENGINE, Target
 from hicache_bench.workload.footprint import footprint
 from hicache_bench.workload.plan import build_plan, prime_prompts
@@ -127,7 +126,7 @@ async def run(spec: WorkloadSpec, spec_path: Path, target: Target, options: RunO
         # Everything from here on leaves a readable run directory, whatever happens.
         recorder = Recorder(rundir.path)
         scraper = Scraper(admin.session, target.sources(), target.metrics_interval_ns,
-                          _metrics_sink(recorder), lambda text: observer.note(f"warning: {text}"))
+                          recorder.put_scrape, lambda text: observer.note(f"warning: {text}"))
         this = Run(spec, spec_path, target, options, observer, interrupt, rundir,
                    run_meta(spec, plan, options, info, nonce, target), nonce, info, plan, recorder, scraper,
                    measure or _measure)
@@ -140,7 +139,7 @@ async def run(spec: WorkloadSpec, spec_path: Path, target: Target, options: RunO
         except BaseException as error:
             this.save(status="aborted" if isinstance(error, asyncio.CancelledError) else "failed",
                       error=f"{type(error).__name__}: {error}", ended_wall_ns=time.time_ns())
-            await asyncio.to_thread(_close_quietly, recorder)
+            await asyncio.to_thread(recorder.close_quietly)
             raise
     return rundir.path
 
@@ -298,25 +297,6 @@ def _finish(this: Run, result: DriveResult, progress: Progress, before: list[Sam
     measured = result.counts.issued + result.counts.shed
     failed = measured > 0 and not any(outcome in ("ok", "empty") for outcome in issued)
     status = "aborted" if result.interrupted else "complete"
-    this.save(status=status, ended_wall_ns=time.time_ns(), reconcile=[_check_json(check) for check in checks],
+    this.save(status=status, ended_wall_ns=time.time_ns(), reconcile=[dataclasses.asdict(check) for check in checks],
               issued=result.counts.issued, shed=result.counts.shed, cancelled=result.cancelled,
               every_request_failed=failed)
-
-
-def _check_json(check: Check) -> dict[str, Any]:
-    return dataclasses.asdict(check)
-
-
-def _close_quietly(recorder: Recorder) -> None:
-    try:
-        recorder.close()
-    except BenchError:
-        pass  # the first error is the one to report
-
-
-def _metrics_sink(recorder: Recorder) -> Any:
-    def take(scrape_ns: int, wall_ns: int, source: str, samples: list[Sample]) -> None:
-        recorder.put_metrics([MetricRow(scrape_ns, wall_ns, source, s.name, s.labels, s.value, s.kind)
-                              for s in samples])
-
-    return take

@@ -7,6 +7,7 @@ sees the pipe close, writes the last part and ends.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -24,6 +26,7 @@ import msgspec
 
 from hicache_bench.errors import StoreError
 from hicache_bench.records import Attempt, Exchange, Folded, WireRequest
+from hicache_bench.sglang.scrape import Sample
 from hicache_bench.store.schema import MetricRow
 from hicache_bench.store.writer import MetricsWriter, PartWriter
 from hicache_bench.wire.fold import fold
@@ -134,9 +137,10 @@ class Recorder:
         """A row that is complete already: another process has folded it."""
         self._queue.append(row)
 
-    def put_metrics(self, rows: list[MetricRow]) -> None:
-        """One scrape; written by the recorder process, too, since fsync blocks."""
-        self._queue.append(rows)
+    def put_scrape(self, scrape_ns: int, wall_ns: int, source: str, samples: Sequence[Sample]) -> None:
+        """One scrape of one metrics page; written by the recorder process, too, since fsync blocks."""
+        self._queue.append([MetricRow(scrape_ns, wall_ns, source, one.name, one.labels, one.value, one.kind)
+                            for one in samples])
 
     def check(self) -> None:
         if self._error is not None:
@@ -157,6 +161,11 @@ class Recorder:
         self._connection.close()
         self.check()
         return self.progress
+
+    def close_quietly(self) -> None:
+        """`close` after an error: the first one is the one to report."""
+        with contextlib.suppress(StoreError):
+            self.close()
 
     def _send_loop(self) -> None:
         try:

@@ -143,6 +143,8 @@ Outcome = Literal[
     "fd_limit",  # this client ran out of file descriptors
 ]
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
+NOT_FAILURES = ("ok", "empty", "shed", "aborted")
+"""Outcomes outside the error rate: `empty` and `shed` have counts of their own, `aborted` was our doing."""
 
 Phase = Literal["probe", "prime", "warmup", "measure"]
 

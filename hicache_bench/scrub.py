@@ -32,6 +32,12 @@ _OPTION = re.compile(r"""(--[\w-]+)(\s+|=)("[^"]*"|'[^']*'|[^\s"'-][^\s"']*)""")
 _MEMBER = re.compile(r"""(\\?["'])([\w-]+)(\\?["']\s*:\s*)\\?(["'])((?:[^"'\\]|\\[^"'])*)\\?\4""")
 
 
+def well_formed(text: str) -> str:
+    """The text with `?` for what UTF-8 cannot carry (lone surrogates: bytes of a command line that are no UTF-8,
+    half escapes in JSON), so that it can be written to a file or sent."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def is_secret(key: str) -> bool:
     """Whether a value under this name must be hidden: `api_key`, `X-Api-Key`, `hf_token`, `password`...
 

@@ -21,11 +21,11 @@ import pytest
 
 from hicache_bench import errors
 from hicache_bench.analysis.gatefile import parse_gate
-from hicache_bench.analysis.metrics import LATENCIES, METRICS, NOT_FAILURES
+from hicache_bench.analysis.metrics import LATENCIES, METRICS
 from hicache_bench.analysis.tiers import TIER_CLASSES
 from hicache_bench.cli.main import VERBS, LazyGroup, cli
 from hicache_bench.cli.run import EXIT_INTERRUPTED
-from hicache_bench.records import OUTCOMES, Attempt, ServerInfo
+from hicache_bench.records import NOT_FAILURES, OUTCOMES, Attempt, ServerInfo
 from hicache_bench.store.schema import ATTEMPT_SCHEMA, METRIC_SCHEMA
 from hicache_bench.workload import lengths, spec, streams
 from hicache_bench.workload.decode import Duration

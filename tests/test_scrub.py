@@ -17,6 +17,7 @@ from hicache_bench.scrub import (
     scrub,
     scrub_text,
     secret_values,
+    well_formed,
 )
 
 
@@ -125,3 +126,8 @@ def test_bytes_are_masked_as_they_stand_and_as_json():
 def test_header_secrets_are_the_values_alone():
     lines = [("Authorization", "Bearer k1"), ("X-Api-Key", "k 2"), ("X-Other", "v"), ("Cookie", "c=1")]
     assert header_secrets(lines) == ("k1", "k 2", "c=1")
+
+
+def test_well_formed_text_can_be_written():
+    assert well_formed("plain ü 茶") == "plain ü 茶"
+    assert well_formed("a\udcff\ud800b") == "a??b"

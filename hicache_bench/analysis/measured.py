@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hicache_bench.analysis.cautions import Caution, cautions
 from hicache_bench.analysis.figures import FIGURES, POINTS, REQUEST_METRICS, RUN_METRICS
 from hicache_bench.analysis.gaps import Gaps, read_gaps
-from hicache_bench.analysis.metrics import BY_NAME, TIERS, _rate, samples, value
+from hicache_bench.analysis.metrics import BY_NAME, TIERS, rate_over, samples, value
 from hicache_bench.analysis.rows import COLUMNS, Floats, Rows, rows_of
 from hicache_bench.analysis.slo import Bound, keeps, parse_slo
 from hicache_bench.analysis.summary import loop_kind
@@ -90,7 +90,7 @@ def load_run(run: RunDir, slo: str | None = None) -> tuple[RunFigures, Detail]:
     durations = {name: samples(BY_NAME[name], rows).astype(np.float32) for name in REQUEST_METRICS}
     values: dict[str, float | None] = {name: value(BY_NAME[name], rows) for name in RUN_METRICS if name not in _STEADY}
     window = steady(rows)  # found once: it takes longer than all other figures of the run together
-    values |= {name: _rate(column, lambda _: window)(rows) for name, column in _STEADY.items()}
+    values |= {name: rate_over(column, lambda _: window)(rows) for name, column in _STEADY.items()}
     values |= {f"{name} {point}": figure for name, found in durations.items() for point, figure in _points(found)}
     values |= _client(meta)
     good = keeps(rows, tuple(item for item in bounds if item.metric != "itl")) if bounds else None

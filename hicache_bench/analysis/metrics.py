@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from hicache_bench.analysis.rows import Flags, Floats, Rows
 from hicache_bench.analysis.windows import Window, measured, steady
 from hicache_bench.clock import NS_PER_S
+from hicache_bench.records import NOT_FAILURES
 from hicache_bench.stats import ratio
 
 TIERS = ("device", "host", "storage")
-NOT_FAILURES = ("ok", "empty", "shed", "aborted")
-"""Outcomes outside the error rate: `empty` and `shed` have counts of their own, `aborted` was our doing."""
 
 Unit = Literal["ns", "1/s", "tok/s", "ratio", "tokens", "requests"]
 
@@ -106,7 +105,7 @@ def total(values: Floats, mask: Flags | None = None) -> float | None:
     return float(known.sum()) if known.size else None
 
 
-def _rate(column: str | None, find: Callable[[Rows], Window | None]) -> Callable[[Rows], float | None]:
+def rate_over(column: str | None, find: Callable[[Rows], Window | None]) -> Callable[[Rows], float | None]:
     """Per second over a window, of ok rows by their end; `column` None counts requests."""
 
     def compute(rows: Rows) -> float | None:
@@ -201,14 +200,15 @@ METRICS: tuple[Metric, ...] = (
     Metric("server_queue", "ns", "lower", "request", _seconds("server_queue_s"), "queueing, as the server says"),
     Metric("prefetch_wait", "ns", "lower", "request", _seconds("prefetch_wait_s"),
            "waiting for storage, as the server says"),
-    Metric("requests_per_s", "1/s", "higher", "run", _rate(None, measured), "ok requests ended in the measured phase"),
-    Metric("input_per_s", "tok/s", "higher", "run", _rate("prompt_tokens", measured), "their prompt tokens"),
-    Metric("output_per_s", "tok/s", "higher", "run", _rate("output_tokens", measured), "their output tokens"),
-    Metric("total_per_s", "tok/s", "higher", "run", _rate("total", measured), "their prompt and output tokens"),
-    Metric("requests_per_s_steady", "1/s", "higher", "run", _rate(None, steady), "the same in the steady state"),
-    Metric("input_per_s_steady", "tok/s", "higher", "run", _rate("prompt_tokens", steady), "in the steady state"),
-    Metric("output_per_s_steady", "tok/s", "higher", "run", _rate("output_tokens", steady), "in the steady state"),
-    Metric("total_per_s_steady", "tok/s", "higher", "run", _rate("total", steady), "in the steady state"),
+    Metric("requests_per_s", "1/s", "higher", "run", rate_over(None, measured),
+           "ok requests ended in the measured phase"),
+    Metric("input_per_s", "tok/s", "higher", "run", rate_over("prompt_tokens", measured), "their prompt tokens"),
+    Metric("output_per_s", "tok/s", "higher", "run", rate_over("output_tokens", measured), "their output tokens"),
+    Metric("total_per_s", "tok/s", "higher", "run", rate_over("total", measured), "their prompt and output tokens"),
+    Metric("requests_per_s_steady", "1/s", "higher", "run", rate_over(None, steady), "the same in the steady state"),
+    Metric("input_per_s_steady", "tok/s", "higher", "run", rate_over("prompt_tokens", steady), "in the steady state"),
+    Metric("output_per_s_steady", "tok/s", "higher", "run", rate_over("output_tokens", steady), "in the steady state"),
+    Metric("total_per_s_steady", "tok/s", "higher", "run", rate_over("total", steady), "in the steady state"),
     Metric("hit_ratio", "ratio", "higher", "run", _hit_ratio, "cached / prompt tokens"),
     Metric("hit_device", "ratio", "higher", "run", _tier_ratio("device"), "device / prompt tokens, tiers said"),
     Metric("hit_host", "ratio", "higher", "run", _tier_ratio("host"), "host / prompt tokens, tiers said"),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hicache_bench.cli.options import COUNT, format_option, make_target, results_option, server_options
+from hicache_bench.cli.options import COUNT, format_option, make_target, own_argv, results_option, server_options
 
 
 @click.command("calibrate")
@@ -49,6 +48,6 @@ async def _main(given: dict[str, Any]) -> Any:
     from hicache_bench.verify.calibrate import CalibrateOptions, calibrate
 
     options = CalibrateOptions(given["results"], given["write"], given["name"], given["prompt_tokens"],
-                               not given["no_host"], sys.argv[1:])
+                               not given["no_host"], own_argv())
     async with servers((given["url"],) if given["url"] else (), "auto", given) as urls:
         return await calibrate(make_target(given, urls[0]), options, note_to(given))

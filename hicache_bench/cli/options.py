@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -101,6 +102,24 @@ def dp_routing(text: str | None) -> Literal["none", "round_robin", "sticky"] | i
     if text.isascii() and text.isdigit() and len(text) < 10:
         return int(text)
     raise UsageError(f"--dp-routing {text!r}: allowed are none, round_robin, sticky or a rank number")
+
+
+def own_argv() -> list[str]:
+    """This process's arguments as they can be stored: a path may hold bytes that are no UTF-8."""
+    from hicache_bench.scrub import well_formed
+
+    return [well_formed(text) for text in sys.argv[1:]]
+
+
+def parse_tags(texts: Iterable[str]) -> dict[str, str]:
+    """`("build=1", …)` of `--tag`; UsageError for one that is not KEY=VALUE."""
+    tags = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--tag {text!r}: write it like build=1234")
+        tags[key] = value
+    return tags
 
 
 def make_target(given: Mapping[str, Any], url: str, metrics: tuple[str, ...] = (), interval_ns: int | None = None,

@@ -7,7 +7,6 @@ import dataclasses
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import click
 
+from hicache_bench.cli.ending import print_run
 from hicache_bench.cli.options import (
     DURATION,
     WORKLOAD,
@@ -22,6 +22,8 @@ from hicache_bench.cli.options import (
     load_options,
     make_spec,
     make_target,
+    own_argv,
+    parse_tags,
     results_option,
     server_options,
 )
@@ -73,8 +75,8 @@ def command(workload: Path, **given: Any) -> int:
     target = _target(given)
     options = RunOptions(
         results=given["results"],
-        argv=[text.encode("utf-8", "replace").decode() for text in sys.argv[1:]],
-        tags=_tags(given["tags"]),
+        argv=own_argv(),
+        tags=parse_tags(given["tags"]),
         nonce=given["nonce"],
         reset=not given["no_reset"],
         prime=not given["no_prime"],
@@ -165,14 +167,7 @@ def _uvloop_run(main: Any) -> Path | None:
 
 
 def _report(run_dir: Path, format_: str, interrupted: bool) -> int:
-    from hicache_bench.analysis.summary import render_json, render_text, summarize
-    from hicache_bench.store.rundir import RunDir
-
-    summary = summarize(run_dir)
-    click.echo(render_json(summary) if format_ == "json" else render_text(summary))
-    if format_ == "text":
-        click.echo(f"\nrun directory: {run_dir}")
-    if RunDir.open(run_dir).read_json("run.json").get("every_request_failed"):
+    if print_run(run_dir, format_):
         click.echo("error: every request failed; the error table above says how", err=True)
         return EXIT_MEASURE
     return EXIT_INTERRUPTED if interrupted else EXIT_OK
@@ -188,16 +183,6 @@ def _check_texts(given: dict[str, Any]) -> None:
     nonce = given["nonce"]
     if nonce is not None and not _NONCE.fullmatch(nonce):
         raise UsageError(f"--nonce {nonce[:70]!r}: allowed are 1 to 64 letters, digits and - _ .")
-
-
-def _tags(texts: tuple[str, ...]) -> dict[str, str]:
-    tags = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise UsageError(f"--tag {text!r}: write it like build=1234")
-        tags[key] = value
-    return tags
 
 
 def _slo(text: str | None) -> str | None:

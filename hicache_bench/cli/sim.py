@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hicache_bench.cli.options import WORKLOAD, format_option, load_options, make_spec, results_option
+from hicache_bench.cli.ending import print_run
+from hicache_bench.cli.options import (
+    WORKLOAD,
+    format_option,
+    load_options,
+    make_spec,
+    own_argv,
+    parse_tags,
+    results_option,
+)
 from hicache_bench.cli.simoptions import make_setup, setup_options
-from hicache_bench.errors import EXIT_MEASURE, EXIT_OK, UsageError
+from hicache_bench.errors import EXIT_MEASURE, EXIT_OK
 
 SUBVERBS: dict[str, tuple[str, str]] = {
     "run": ("hicache_bench.cli.sim", "Play a workload offline and keep a run directory."),
@@ -78,33 +86,15 @@ def run(workload: Path, **given: Any) -> int:
       hicache-bench sim run workloads/multi_turn.toml --profile glm5.2-dsa --costs costs.toml -r 8/s -d 10m
     """
     from hicache_bench.analysis.slo import parse_slo
-    from hicache_bench.analysis.summary import render_json, render_text, summarize
     from hicache_bench.cli.progress import make_observer
     from hicache_bench.manifest import RunOptions
     from hicache_bench.simulate.offline import simulate
-    from hicache_bench.store.rundir import RunDir
 
     if given["slo"] is not None:
         parse_slo(given["slo"])
     spec, setup = make_spec(workload, given), make_setup(given)
-    options = RunOptions(results=given["results"], argv=[text.encode("utf-8", "replace").decode()
-                                                         for text in sys.argv[1:]],
-                         tags=_tags(given["tags"]), prime=not given["no_prime"], slo=given["slo"])
+    options = RunOptions(results=given["results"], argv=own_argv(), tags=parse_tags(given["tags"]),
+                         prime=not given["no_prime"], slo=given["slo"])
     with make_observer(quiet=given["quiet"]) as observer:
         run_dir = simulate(setup, spec, workload, options, observer.note, observer.tick)
-    summary = summarize(run_dir)
-    click.echo(render_json(summary) if given["format_"] == "json" else render_text(summary))
-    if given["format_"] == "text":
-        click.echo(f"\nrun directory: {run_dir}")
-    failed = RunDir.open(run_dir).read_json("run.json").get("every_request_failed")
-    return EXIT_MEASURE if failed else EXIT_OK
-
-
-def _tags(texts: tuple[str, ...]) -> dict[str, str]:
-    tags = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise UsageError(f"--tag {text!r}: write it like build=1234")
-        tags[key] = value
-    return tags
+    return EXIT_MEASURE if print_run(run_dir, given["format_"]) else EXIT_OK

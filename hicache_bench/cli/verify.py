@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import click
 
-from hicache_bench.cli.options import F, format_option, make_target, results_option, server_options
+from hicache_bench.cli.options import F, format_option, make_target, own_argv, results_option, server_options
 
 
 def several_urls(command: F) -> F:
@@ -64,7 +63,7 @@ async def _main(cases: tuple[str, ...], given: dict[str, Any]) -> Any:
     load_scenarios(cases)  # a wrong name is told before anything is started
     if given["profile"] != AUTO:
         load_profile(given["profile"])
-    options = VerifyOptions(cases, given["profile"], given["results"], sys.argv[1:], given["restart_command"],
+    options = VerifyOptions(cases, given["profile"], given["results"], own_argv(), given["restart_command"],
                             given["junit"])
     async with servers(given["urls"], given["profile"], given) as urls:
         # Only the first server can sit behind a router: a second one is reached as it is.

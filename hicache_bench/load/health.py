@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hicache_bench.clock import NS_PER_S, now_ns
+from hicache_bench.stats import ratio, summary
 
 PERIOD_NS = 20_000_000
 
@@ -20,6 +22,13 @@ class Health:
     loop_lag_max_ns: int | None
     cpu_fraction: float | None
     samples: int
+
+
+def health_of(lags_ns: Sequence[int], wall_ns: int, cpu_s: float) -> Health:
+    """The figures of `wall_ns` watched nanoseconds, in which this process used `cpu_s` seconds of CPU."""
+    found = summary(lags_ns)
+    p50, p99, most = (None if value is None else int(value) for value in (found.p50, found.p99, found.max))
+    return Health(p50, p99, most, ratio(cpu_s, wall_ns / NS_PER_S), found.n)
 
 
 class LoopWatch:
@@ -46,8 +55,4 @@ class LoopWatch:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        wall_s = (now_ns() - self._wall_ns) / NS_PER_S
-        cpu_s = time.process_time() - self._cpu_s
-        lags = sorted(self._lags)
-        at = (lambda q: lags[min(len(lags) - 1, int(q * len(lags)))]) if lags else (lambda q: None)
-        return Health(at(0.5), at(0.99), lags[-1] if lags else None, cpu_s / wall_s if wall_s > 0 else None, len(lags))
+        return health_of(self._lags, now_ns() - self._wall_ns, time.process_time() - self._cpu_s)

@@ -1,16 +1,14 @@
 """The load process watches its own gevent loop and CPU, as `load.health` does under asyncio."""
 
-
 from __future__ import annotations
 
 import time
 from typing import Any
 
 import gevent
-import numpy as np
 
 from hicache_bench.clock import NS_PER_S, now_ns
-from hicache_bench.load.health import PERIOD_NS, Health
+from hicache_bench.load.health import PERIOD_NS, Health, health_of
 
 
 class LagWatch:
@@ -37,9 +35,4 @@ class LagWatch:
         if self._greenlet is None:
             return Health(None, None, None, None, 0)
         self._greenlet.kill(block=False)
-        wall_s = (now_ns() - self._wall_ns) / NS_PER_S
-        cpu = (time.process_time() - self._cpu_s) / wall_s if wall_s > 0 else None
-        if not self._lags:
-            return Health(None, None, None, cpu, 0)
-        p50, p99 = (int(value) for value in np.percentile(self._lags, [50, 99]))
-        return Health(p50, p99, max(self._lags), cpu, len(self._lags))
+        return health_of(self._lags, now_ns() - self._wall_ns, time.process_time() - self._cpu_s)

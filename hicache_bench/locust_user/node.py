@@ -54,10 +54,6 @@ class Node:
         self._sender = gevent.spawn(self._send_forever)
         self.engine = Engine(job, self._transport, self._take, processes)
 
-    @property
-    def fold_pid(self) -> int:
-        return self._process.pid
-
     def prepare(self) -> None:
         """Bodies built and the fold child up, so that neither costs measured time. Raises MeasureError."""
         self.engine.prebuild()

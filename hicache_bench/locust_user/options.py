@@ -14,7 +14,7 @@ from typing import Any
 from gevent import ssl as gssl
 
 from hicache_bench.errors import UsageError
-from hicache_bench.scrub import header_secrets
+from hicache_bench.scrub import header_secrets, well_formed
 from hicache_bench.sglang.auth import load_keys, parse_headers, request_headers
 from hicache_bench.sglang.urls import normalize_base
 
@@ -103,4 +103,5 @@ def settings(options: Namespace, host: str | None, *, closed: bool, duration_s: 
         dest = name.replace("-", "_")
         given[dest] = getattr(options, dest)
     return {**given, "host": host, "closed": closed, "users": options.num_users,
-            "duration_ns": None if duration_s is None else round(duration_s * 10**9), "argv": list(sys.argv[1:])}
+            "duration_ns": None if duration_s is None else round(duration_s * 10**9),
+            "argv": [well_formed(text) for text in sys.argv[1:]]}

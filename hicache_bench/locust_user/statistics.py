@@ -9,10 +9,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from hicache_bench.locust_user.job import Figures
+from hicache_bench.records import NOT_FAILURES
 
 KIND = "hicache"
-NO_FAILURES = ("ok", "empty", "shed", "aborted")
-"""As `analysis.metrics.NOT_FAILURES`; that module would bring pyarrow and its threads into this process."""
 
 
 class RequestFailed(Exception):
@@ -30,7 +29,7 @@ class Statistics:
             if one.outcome in ("shed", "aborted"):
                 self._entry(one.outcome, 0.0, 0)
                 continue
-            failed = one.outcome not in NO_FAILURES
+            failed = one.outcome not in NOT_FAILURES
             self._environment.events.request.fire(
                 request_type=KIND, name="E2E", response_time=one.e2e_ms, response_length=one.body_bytes, context={},
                 exception=RequestFailed(_short(one)) if failed else None)

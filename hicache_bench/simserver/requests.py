@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hicache_bench.cachesim.chain import namespace_seed
+from hicache_bench.scrub import well_formed
 from hicache_bench.simserver.config import SimConfig
 from hicache_bench.simserver.engine import Job
 from hicache_bench.simserver.tokenizer import encode
@@ -155,7 +156,7 @@ def _namespace(body: Body, index: int) -> bytes | None:
             value = value[index] if index < len(value) else None
         if not (value is None or isinstance(value, str)):
             raise Rejected(f"{name} must be a string", schema=True)
-        parts.append(value.encode("utf-8", "replace").decode() if value is not None else None)
+        parts.append(None if value is None else well_formed(value))
     return namespace_seed(*parts)
 
 

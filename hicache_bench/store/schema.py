@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from hicache_bench.errors import StoreError
 from hicache_bench.records import Attempt
+from hicache_bench.scrub import well_formed
 
 SCHEMA_VERSION = 1
 VERSION_KEY = b"hicache_bench.schema_version"
@@ -126,7 +127,7 @@ def _flat_array(values: list[Any], type_: pa.DataType) -> pa.Array:
     try:
         return pa.array(values, type=type_)
     except UnicodeEncodeError:  # lone surrogates, legal in the JSON of a server's answer
-        fixed = [None if v is None else v.encode("utf-8", "replace").decode() for v in values]
+        fixed = [None if v is None else well_formed(v) for v in values]
         return pa.array(fixed, type=type_)
 
 

@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 
 from hicache_bench.clock import NS_PER_S, ClockAnchor
-from hicache_bench.errors import BenchError
 from hicache_bench.load.requests import RequestBuilder, RequestOptions
 from hicache_bench.phases import Lab
 from hicache_bench.preflight import look
@@ -27,7 +26,6 @@ from hicache_bench.sglang.admin import Admin
 from hicache_bench.sglang.scrape import Sample
 from hicache_bench.sglang.scraper import Scraper, settle
 from hicache_bench.store.rundir import RunDir
-from hicache_bench.store.schema import MetricRow
 from hicache_bench.target import Target, english_space
 from hicache_bench.workload.tokens import TokenSpace
 
@@ -111,7 +109,7 @@ async def open_bed(targets: Sequence[Target], results: Path, name: str, note: No
         except BaseException as error:
             bed.save(status="aborted" if isinstance(error, asyncio.CancelledError | KeyboardInterrupt) else "failed",
                      error=f"{type(error).__name__}: {error}", ended_wall_ns=time.time_ns())
-            await asyncio.to_thread(_close_quietly, recorder)
+            await asyncio.to_thread(recorder.close_quietly)
             raise
         progress = await asyncio.to_thread(recorder.close)
         bed.save(status="complete", ended_wall_ns=time.time_ns(), issued=progress.rows, shed=0, cancelled=0)
@@ -125,7 +123,7 @@ async def _bench(bed: Bed, stack: AsyncExitStack, target: Target, admin: Admin, 
     transport = target.transport()
     await transport.open()
     stack.push_async_callback(transport.close)
-    scraper = Scraper(admin.session, target.sources()[:1], NS_PER_S, _metrics_sink(bed.recorder), bed.note)
+    scraper = Scraper(admin.session, target.sources()[:1], NS_PER_S, bed.recorder.put_scrape, bed.note)
 
     def sink(row: Attempt, request: WireRequest, exchange: Exchange) -> None:
         if exchange.sent_ns is not None and exchange.done_ns is not None:
@@ -142,14 +140,6 @@ async def _bench(bed: Bed, stack: AsyncExitStack, target: Target, admin: Admin, 
     return made
 
 
-def _metrics_sink(recorder: Recorder) -> Callable[[int, int, str, list[Sample]], None]:
-    def take(scrape_ns: int, wall_ns: int, source: str, samples: list[Sample]) -> None:
-        recorder.put_metrics([MetricRow(scrape_ns, wall_ns, source, one.name, one.labels, one.value, one.kind)
-                              for one in samples])
-
-    return take
-
-
 def _meta(name: str, targets: Sequence[Target], infos: Sequence[ServerInfo], nonce: str,
           argv: Sequence[str]) -> dict[str, Any]:
     anchor, info = ClockAnchor.read(), infos[0]
@@ -164,10 +154,3 @@ def _meta(name: str, targets: Sequence[Target], infos: Sequence[ServerInfo], non
         "server": {"model": info.model, "version": info.version, "fingerprint": info.fingerprint,
                    "page_size": info.page_size},
     }
-
-
-def _close_quietly(recorder: Recorder) -> None:
-    try:
-        recorder.close()
-    except BenchError:
-        pass  # the first error is the one to report

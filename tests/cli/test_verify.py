@@ -105,3 +105,11 @@ def test_an_absent_server_is_no_measurement(tmp_path, call):
 
 def test_both_verbs_are_listed():
     assert {"verify", "calibrate"} <= set(cli.list_commands(None))
+
+
+def test_arguments_that_are_no_utf8_do_not_spoil_the_run(tmp_path):
+    junit = tmp_path / "j\udcff"
+    done = hcb("verify", "l1", "--profile", "glm5.2-dsa", "--results", tmp_path / "r", "--junit", junit, "--quiet")
+    assert done.code == 0, done.err
+    assert junit.is_file()
+    assert "j?" in " ".join(json.loads((only_run(tmp_path / "r") / "run.json").read_text())["argv"])
