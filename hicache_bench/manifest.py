@@ -64,9 +64,14 @@ def run_meta(spec: WorkloadSpec, plan: Plan, options: RunOptions, info: ServerIn
                  "machine": platform.machine()},
         "clocks": {"monotonic_ns": anchor.monotonic_ns, "wall_ns": anchor.wall_ns},
         "started_wall_ns": anchor.wall_ns,
-        "server": {"model": info.model, "version": info.version, "fingerprint": info.fingerprint,
-                   "page_size": info.page_size},
+        "server": server_meta(info),
     }
+
+
+def server_meta(info: ServerInfo) -> dict[str, Any]:
+    """What `run.json` says of the server; everything else is in `server.json`."""
+    return {"model": info.model, "version": info.version, "fingerprint": info.fingerprint,
+            "page_size": info.page_size}
 
 
 def _load_meta(spec: WorkloadSpec, plan: Plan) -> dict[str, Any]:

@@ -140,10 +140,6 @@ class Engine:
             self._cut_round(self.now_ns)
         return True
 
-    def abort_all(self) -> int:
-        """`abort` for every job under way; returns how many."""
-        return sum([self.abort(job_id) for job_id in list(self._stints)])
-
     def flush(self) -> bool:
         """Empty device and host; storage stays. False, and nothing done, unless fully idle (no job, no copy), as
         SGLang's /flush_cache refuses (managers/scheduler.py is_fully_idle)."""
@@ -167,11 +163,6 @@ class Engine:
     def n_waiting(self) -> int:
         """Jobs not admitted yet."""
         return len(self._queue) + len(self._inbox)
-
-    @property
-    def n_transfers(self) -> int:
-        """Copies between tiers under way or queued."""
-        return len(self._traffic)
 
     # ------------------------------------------------------------------ the loop
 

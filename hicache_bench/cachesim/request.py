@@ -51,7 +51,7 @@ class CacheRequest:
     """
 
     __slots__ = ("allocated", "branch", "computed", "counted", "id", "keys", "limit_pages", "lock", "max_new_tokens",
-                 "n_tokens", "own", "own_states", "own_window", "phase", "prefetch", "prefetch_done", "prefix_tokens",
+                 "n_tokens", "own", "own_states", "own_window", "phase", "prefetch", "prefix_tokens",
                  "priority", "protected", "storage_pages", "storage_start", "track", "track_before", "window_branch",
                  "window_from")
 
@@ -65,7 +65,6 @@ class CacheRequest:
         self.limit_pages = limit_pages
         self.phase: Literal["waiting", "running", "finished"] = "waiting"
         self.prefetch: Transfer | None = None
-        self.prefetch_done = False
         self.storage_start = 0
         self.storage_pages = 0
         self.lock: tuple[Node, int | None] | None = None

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Literal
 
 from hicache_bench.cachesim.config import STORAGE_BATCH_PAGES
 from hicache_bench.cachesim.node import Node, PageKey
-from hicache_bench.cachesim.pages import Holding
 
 if TYPE_CHECKING:
     from hicache_bench.cachesim.request import CacheRequest
@@ -25,7 +24,7 @@ class Transfer:
 
     BATCH_PAGES = STORAGE_BATCH_PAGES
 
-    __slots__ = ("anchor", "anchor_mark", "blocking", "done_pages", "host_window", "id", "keys", "kind", "lock",
+    __slots__ = ("anchor", "anchor_mark", "blocking", "done_pages", "id", "keys", "kind", "lock",
                  "nodes", "pages", "request", "requested_pages", "start", "state", "states", "window_nodes",
                  "window_pages", "with_state", "with_window")
 
@@ -47,7 +46,6 @@ class Transfer:
         self.keys: list[PageKey] = []
         self.start = 0
         self.requested_pages = 0
-        self.host_window: Holding | None = None
         self.with_window = False
         self.with_state = False
 

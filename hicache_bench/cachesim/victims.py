@@ -16,8 +16,6 @@ _TIME = 1 << 32
 _RANK = 1 << 96
 """Keys are one number, rank then time then depth, since comparing numbers is what a heap does most."""
 
-_COMPACT_FROM = 4096
-
 EVICTION_KEYS: dict[str, Callable[[Node], int]] = {
     "lru": lambda node: node.time * _TIME + node.end,
     "lfu": lambda node: node.hits * _RANK + node.time * _TIME + node.end,
@@ -70,13 +68,6 @@ class Victims:
             self._queued.discard(node_id)
             return node
         return None
-
-    def compact(self, n_nodes: int) -> None:
-        """Drop entries of nodes that are gone when they outnumber the tree, so that memory follows the tree."""
-        if len(self._heap) > max(_COMPACT_FROM, 2 * n_nodes):
-            self._heap = [(self._key(node), node_id, node) for _, node_id, node in self._heap if self._eligible(node)]
-            heapq.heapify(self._heap)
-            self._queued = {node_id for _, node_id, _ in self._heap}
 
     def __contains__(self, node_id: int) -> bool:
         return node_id in self._queued

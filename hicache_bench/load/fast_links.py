@@ -48,11 +48,6 @@ class Talk:
         return self._exchange is not None
 
     @property
-    def untouched(self) -> bool:
-        """Whether no byte of the answer has come yet."""
-        return self._kernel_reads + self._loop_reads == 0
-
-    @property
     def floor_ns(self) -> int:
         """No stamp of this exchange may lie before this instant: the last read, or the send."""
         exchange = self._exchange

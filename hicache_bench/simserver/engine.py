@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hicache_bench.cachesim.chain import extend_keys, page_keys
+from hicache_bench.cachesim.costs import Costs
 from hicache_bench.cachesim.engine import Engine as Core
 from hicache_bench.cachesim.jobs import Event, Result
 from hicache_bench.cachesim.jobs import Job as CoreJob
@@ -93,7 +94,7 @@ class Generation:
             yield due
             due += interval
 
-    async def admitted(self) -> None:
+    async def begun(self) -> None:
         """Wait until the first token, or the end without one."""
         while not self.over and self.result.n_out == 0:
             await self._changed()
@@ -114,10 +115,12 @@ class Generation:
 class Engine:
     """Admits jobs, moves the simulated scheduler on, and counts tokens for the metrics page."""
 
-    def __init__(self, config: SimConfig) -> None:
+    def __init__(self, config: SimConfig, costs: Costs | None = None) -> None:
+        """`costs` replaces those of the settings."""
         self.config = config
         self.faults = config.fault_plan()
-        self.core = Core(config.cache(), self.faults.slowed(config.machine()), config.schedule(), stepwise=True)
+        self.core = Core(config.cache(), self.faults.slowed(costs or config.machine()), config.schedule(),
+                         stepwise=True)
         self.started_s = time.time()
         self.tokens: Counter[str] = Counter()
         self.requests: Counter[bool] = Counter()
@@ -155,7 +158,7 @@ class Engine:
         """Run one job from its first token on. A body that is left early (client gone) aborts the job."""
         number, generation = self._submit(job)
         try:
-            await generation.admitted()
+            await generation.begun()
             yield generation
         finally:
             if not generation.over:
@@ -250,8 +253,7 @@ class Engine:
         self.tokens["device"] += tiers.device
         self.tokens["host"] += tiers.host
         self.tokens["storage"] += tiers.storage
-        if tiers.cached > tiers.device and self.faults.wrong_text():
-            generation.output_ids[:] = generation.output_ids[1:] + generation.output_ids[:1]
+        self.faults.spoil(generation.output_ids, tiers)
 
     def _end(self, number: int, generation: Generation, kind: str) -> None:
         generation.over = True

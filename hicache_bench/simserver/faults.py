@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hicache_bench.cachesim.costs import Costs, replace_costs
+from hicache_bench.cachesim.request import TierTokens
 from hicache_bench.clock import NS_PER_S
 from hicache_bench.errors import UsageError
 from hicache_bench.units import parse_duration_ns
@@ -61,17 +62,27 @@ class Faults:
     def lost_details(self) -> bool:
         return self._drawn("lost-details")
 
-    def wrong_text(self) -> bool:
-        return self._drawn("wrong-text")
+    def spoil(self, output_ids: list[int], tiers: TierTokens) -> None:
+        """Change an answer whose prompt was restored from below the device, where that fault is in force."""
+        if tiers.cached > tiers.device and self._drawn("wrong-text"):
+            output_ids[:] = output_ids[1:] + output_ids[:1]
 
     def lost_storage(self) -> bool:
         return self._drawn("lost-storage")
 
     def slowed(self, costs: Costs) -> Costs:
         """The costs with a slower storage tier."""
-        if self.storage_slowdown == 1.0:
+        factor = self.storage_slowdown
+        if factor == 1.0:
             return costs
-        return slow_storage(costs, self.storage_slowdown)
+        # Bandwidths of 0 are infinite, and stay so.
+        return replace_costs(
+            costs,
+            storage_read_gb_per_s=costs.storage_read_gb_per_s / factor,
+            storage_write_gb_per_s=costs.storage_write_gb_per_s / factor,
+            storage_op_us=costs.storage_op_us * factor,
+            storage_page_us=costs.storage_page_us * factor,
+        )
 
     def _drawn(self, name: str) -> bool:
         share = self.shares.get(name, 0.0)
@@ -117,14 +128,3 @@ def _value(found: Faults, text: str, name: str, given: str | None) -> None:
             raise UsageError(f"fault {text!r}: slow-storage is a factor from 1 to 1e6")
     elif given is not None:
         raise UsageError(f"fault {text!r}: {name} takes no value")
-
-
-def slow_storage(costs: Costs, factor: float) -> Costs:
-    """`costs` with storage latency and transfer time `factor` times as long; infinitely fast stays so."""
-    return replace_costs(
-        costs,
-        storage_read_gb_per_s=costs.storage_read_gb_per_s / factor,
-        storage_write_gb_per_s=costs.storage_write_gb_per_s / factor,
-        storage_op_us=costs.storage_op_us * factor,
-        storage_page_us=costs.storage_page_us * factor,
-    )

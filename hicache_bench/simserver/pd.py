@@ -31,8 +31,7 @@ from typing import Any, Literal, cast
 
 from aiohttp import web
 
-from hicache_bench.cachesim.costs import GB, Costs, replace_costs
-from hicache_bench.cachesim.engine import Engine as Core
+from hicache_bench.cachesim.costs import GB, replace_costs
 from hicache_bench.cachesim.request import TierTokens
 from hicache_bench.clock import NS_PER_S, now_ns, sleep_until
 from hicache_bench.errors import MeasureError, UsageError
@@ -159,8 +158,7 @@ class Pair:
 
     def _relayed(self, job: Job, first: Generation, second: Generation) -> Relayed:
         output = second.output_ids
-        if first.cached.cached > first.cached.device and self.faults.wrong_text():
-            output[:] = output[1:] + output[:1]
+        self.faults.spoil(output, first.cached)
         return Relayed(job, second.engine, second.result, first.received_s, first.received_ns, output,
                        first.details_lost, first=first, second=second)
 
@@ -277,7 +275,5 @@ _NO_PREFILL = ("prefill_tokens_per_s", "prefill_batch_ms", "attention_ms_per_1k_
 
 def _decode_engine(config: SimConfig) -> Engine:
     """An engine that takes prompts in without computing them."""
-    engine = Engine(replace(config, enable_hierarchical_cache=False, hicache_storage_backend=None, faults=()))
-    costs: Costs = replace_costs(config.machine(), **dict.fromkeys(_NO_PREFILL, 0.0))
-    engine.core = Core(engine.config.cache(), costs, engine.config.schedule(), stepwise=True)
-    return engine
+    plain = replace(config, enable_hierarchical_cache=False, hicache_storage_backend=None, faults=())
+    return Engine(plain, replace_costs(config.machine(), **dict.fromkeys(_NO_PREFILL, 0.0)))

@@ -6,11 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hicache_bench.errors import StoreError
-from hicache_bench.store.reader import Table
+from hicache_bench.store.reader import ATTEMPTS, PARTS, Table, checked_columns, of_phase, unfinished
 from hicache_bench.store.schema import ATTEMPT_SCHEMA, upgrade
 
 
@@ -21,13 +19,10 @@ def iter_attempts(run_dir: Path, columns: Sequence[str], phase: str, skipped: li
     files that cannot be read are added to `skipped`, once a pass. Raises StoreError for an unknown column or a
     file of a newer schema.
     """
-    unknown = sorted(set(columns) - set(ATTEMPT_SCHEMA.names))
-    if unknown:
-        raise StoreError(f"no such columns: {unknown}; there are {sorted(ATTEMPT_SCHEMA.names)}")
-    folder = Path(run_dir) / "requests"
-    skipped += [item.name for item in sorted(folder.glob(".part-*.parquet.tmp"))]
-    wanted = list(dict.fromkeys([*columns, "phase"]))
-    for path in sorted(folder.glob("part-*.parquet")):
+    wanted = list(dict.fromkeys([*checked_columns(columns, ATTEMPT_SCHEMA), "phase"]))
+    folder = Path(run_dir) / ATTEMPTS
+    skipped += unfinished(folder, PARTS)
+    for path in sorted(folder.glob(PARTS)):
         try:
             # A part counts whole or not at all, as in `read_attempts`: half of one would shift a second pass.
             groups = list(_groups(path, wanted))
@@ -35,8 +30,7 @@ def iter_attempts(run_dir: Path, columns: Sequence[str], phase: str, skipped: li
             skipped.append(path.name)
             continue
         for group in groups:
-            table = upgrade(group, ATTEMPT_SCHEMA, wanted, str(path))
-            yield table.filter(pc.equal(table["phase"].cast(pa.string()), phase)).select(list(columns))
+            yield of_phase(upgrade(group, ATTEMPT_SCHEMA, wanted, str(path)), phase, columns)
     pa.default_memory_pool().release_unused()  # a run of millions of rows leaves hundreds of megabytes in it
 
 

@@ -1,4 +1,4 @@
-"""Rows of a run directory back as tables, and table columns as numpy arrays (the only other use of pyarrow)."""
+"""Rows of a run directory back as tables, and table columns as numpy arrays."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ Table: TypeAlias = Any
 
 _SKIPPED_KEY = b"hicache_bench.skipped"
 
+ATTEMPTS, PARTS = "requests", "part-*.parquet"
+"""Where the rows of attempts lie in a run directory."""
+
 
 def read_attempts(run_dir: Path, columns: Sequence[str] | None = None, phase: str | None = None) -> Table:
     """All parts of `requests/` in order, as a table of ATTEMPT_SCHEMA (`columns` of it, `phase` of it).
@@ -28,17 +31,15 @@ def read_attempts(run_dir: Path, columns: Sequence[str] | None = None, phase: st
     Files that cannot be read are left out and named by `skipped_files`. No part at all gives no rows.
     Raises StoreError for an unknown column or a file of a newer schema.
     """
-    wanted = _wanted(columns, ATTEMPT_SCHEMA)
-    if phase is None:
-        return _read(Path(run_dir) / "requests", "part-*.parquet", wanted, ATTEMPT_SCHEMA)
-    needed = wanted if "phase" in wanted else [*wanted, "phase"]
-    table = _read(Path(run_dir) / "requests", "part-*.parquet", needed, ATTEMPT_SCHEMA)
-    return table.filter(pc.equal(table["phase"].cast(pa.string()), phase)).select(wanted)
+    wanted = checked_columns(columns, ATTEMPT_SCHEMA)
+    needed = wanted if phase is None else list(dict.fromkeys([*wanted, "phase"]))
+    table = _read(Path(run_dir) / ATTEMPTS, PARTS, needed, ATTEMPT_SCHEMA)
+    return table if phase is None else of_phase(table, phase, wanted)
 
 
 def read_metrics(run_dir: Path, columns: Sequence[str] | None = None) -> Table:
     """All samples of `server_metrics*.parquet`, as a table of METRIC_SCHEMA; errors as `read_attempts`."""
-    return _read(Path(run_dir), "server_metrics*.parquet", _wanted(columns, METRIC_SCHEMA), METRIC_SCHEMA)
+    return _read(Path(run_dir), "server_metrics*.parquet", checked_columns(columns, METRIC_SCHEMA), METRIC_SCHEMA)
 
 
 def skipped_files(table: Table) -> list[str]:
@@ -47,7 +48,18 @@ def skipped_files(table: Table) -> list[str]:
     return msgspec.json.decode(raw, type=list[str])
 
 
-def _wanted(columns: Sequence[str] | None, schema: pa.Schema) -> list[str]:
+def of_phase(table: Table, phase: str, columns: Sequence[str]) -> Table:
+    """`columns` of the rows of one phase; the table has its `phase` column."""
+    return table.filter(pc.equal(table["phase"].cast(pa.string()), phase)).select(list(columns))
+
+
+def unfinished(folder: Path, pattern: str) -> list[str]:
+    """Names of parts that a killed writer left unfinished."""
+    return [item.name for item in sorted(folder.glob(f".{pattern}.tmp"))]
+
+
+def checked_columns(columns: Sequence[str] | None, schema: pa.Schema) -> list[str]:
+    """The columns asked for, all of them for None. Raises StoreError for one that the schema does not have."""
     unknown = sorted(set(columns or ()) - set(schema.names))
     if unknown:
         raise StoreError(f"no such columns: {unknown}; there are {sorted(schema.names)}")
@@ -56,7 +68,7 @@ def _wanted(columns: Sequence[str] | None, schema: pa.Schema) -> list[str]:
 
 def _read(folder: Path, pattern: str, columns: list[str], target: pa.Schema) -> pa.Table:
     tables: list[pa.Table] = []
-    skipped = [item.name for item in sorted(folder.glob(f".{pattern}.tmp"))]
+    skipped = unfinished(folder, pattern)
     for path in sorted(folder.glob(pattern)):
         try:
             file = pq.ParquetFile(path)

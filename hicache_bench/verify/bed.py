@@ -18,6 +18,7 @@ import msgspec
 
 from hicache_bench.clock import NS_PER_S, ClockAnchor
 from hicache_bench.load.requests import RequestBuilder, RequestOptions
+from hicache_bench.manifest import server_meta
 from hicache_bench.phases import Lab
 from hicache_bench.preflight import look
 from hicache_bench.recording import Recorder
@@ -151,6 +152,5 @@ def _meta(name: str, targets: Sequence[Target], infos: Sequence[ServerInfo], non
         "argv": list(argv), "tags": {}, "warnings": [], "python": sys.version.split()[0],
         "clocks": {"monotonic_ns": anchor.monotonic_ns, "wall_ns": anchor.wall_ns},
         "started_wall_ns": anchor.wall_ns,
-        "server": {"model": info.model, "version": info.version, "fingerprint": info.fingerprint,
-                   "page_size": info.page_size},
+        "server": server_meta(info),
     }

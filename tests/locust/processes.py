@@ -21,17 +21,21 @@ ROOT = Path(__file__).parents[2]
 
 INSTALLED = importlib.util.find_spec("locust") is not None
 
-CLOSED = """
-name = "closed"
-[load]
-concurrency = 4
-requests = 40
+QUICK = """
 [reset]
 device_host = false
 storage = false
 [settle]
 deadline = "1s"
 quiet = "100ms"
+"""
+
+CLOSED = f"""
+name = "closed"
+[load]
+concurrency = 4
+requests = 40
+{QUICK}
 [[stream]]
 name = "prefix"
 kind = "shared_prefix"
@@ -51,7 +55,7 @@ output_tokens = 4
 history = "live"
 """
 
-STAGED = """
+STAGED = f"""
 name = "staged"
 [load]
 limit = 2
@@ -59,12 +63,7 @@ limit = 2
 duration = "1s"
 rate = 10
 to = 40
-[reset]
-device_host = false
-storage = false
-[settle]
-deadline = "1s"
-quiet = "100ms"
+{QUICK}
 [[stream]]
 name = "fresh"
 kind = "unique"
